@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from transom.errors import ConfigError
 from transom.inspection.trace import Trace, trace
 from transom.models.base import Network
 from transom.training.events import Event, StepFinished, TrainingStarted
@@ -39,6 +40,8 @@ class TraceProbe:
     def __call__(self, event: Event) -> None:
         """Trace after the steps that are due."""
         match event:
+            case TrainingStarted(model=None):
+                raise ConfigError("Probe: expected a model that one process holds whole, found one that [parallel] splits; leave it out")
             case TrainingStarted():
                 self._model, self._autocast = event.model, event.autocast
                 if self._batch is None and event.first_batch is not None:

@@ -254,7 +254,7 @@ class Attention(DropoutSite, nn.Module):
         q = observe(ctx, self, "q", q)
         z = self.attend(q, projected, ctx)  # (batch, n_heads, n_beams * query, d_value)
         z = observe(ctx, self, "z", z)
-        z = z.transpose(1, 2).reshape(*x.shape[:2], -1)  # (rows, query, n_heads * d_value)
+        z = z.transpose(1, 2).reshape(*x.shape[:2], z.shape[1] * z.shape[3])  # (rows, query, n_heads * d_value); query may be 0
         return self.o(z), values
 
     def project_kv(

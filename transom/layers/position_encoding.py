@@ -383,7 +383,7 @@ class RelativePositionBias(PositionEncoding):
 
     def bias_mod(self) -> BiasMod:
         """Return a function that looks up the bias of one head, query position and key position."""
-        table, sizes = self.table.weight, (self.n_buckets, self.max_distance, self.causal)
+        (table,), sizes = self.bias_parameters, (self.n_buckets, self.max_distance, self.causal)
         return lambda head, query, key: table[relative_position_bucket(key - query, *sizes), head]
 
 

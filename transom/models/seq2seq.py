@@ -8,12 +8,18 @@ from torch import Tensor, nn
 
 from transom.config.component_registry import implements
 from transom.config.model import Seq2SeqConfig
-from transom.layers.attention import non_padding_mask, same_segment_mask
+from transom.layers.attention import non_padding_mask
 from transom.layers.cache import DecoderCache
-from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, Part, SegmentMask, StackContext
+from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, Part, StackContext
 from transom.layers.embedding import build_embedding
-from transom.layers.masks.attention_contexts import build_contexts, build_decode_contexts, context_of, select_pairs
-from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, SAME_SEGMENT, TokenPositions, build_mask_rules
+from transom.layers.masks.attention_contexts import (
+    build_contexts,
+    build_cross_context,
+    build_decode_contexts,
+    context_of,
+    select_pairs,
+)
+from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, SAME_SEGMENT, ImplicitMask, MaskRule, TokenPositions, build_mask_rules
 from transom.layers.observe import ActivationRecorder
 from transom.layers.output_projection import build_output_projection
 from transom.layers.stack import Stack
@@ -51,6 +57,7 @@ class Seq2SeqTransformer(Seq2SeqModel):
         self.source_mask_rules, self.target_mask_rules = (
             build_mask_rules(config.attention, family) for family in (SAME_SEGMENT, CAUSAL_IN_SEGMENT)
         )
+        self.cross_mask_rule: MaskRule = SAME_SEGMENT if config.attention.approximation.kind == "none" else ImplicitMask(SAME_SEGMENT)
         self.unembedding = build_output_projection(config, config.target_vocab_size)
         if config.ties_output:
             self.unembedding.weight = target.weight
@@ -89,7 +96,7 @@ class Seq2SeqTransformer(Seq2SeqModel):
             return context_of(self.source_context(batch.source, dense=True, part=part).attention_contexts, attention)
         if attention.endswith(".cross"):
             target, source = batch.decoder_input.segments[:, part.queries], batch.source.segments[:, part.keys]
-            return AttentionContext(target > 0, mask=same_segment_mask(target, source))
+            return build_cross_context(self.cross_mask_rule, target, source, dense=True)
         ctx = self.target_context(batch.decoder_input, batch.source.segments, dense=True, part=part)
         return context_of(ctx.attention_contexts, attention)
 
@@ -124,10 +131,7 @@ class Seq2SeqTransformer(Seq2SeqModel):
         tokens, token_mask = TokenPositions(target.positions, target.segments), target.segments > 0
         queries, keys = select_pairs(tokens, part)
         contexts = build_contexts(self.target_embedding.position, queries, keys, self.target_mask_rules, dense or self.decoder.routed)
-        if self.config.attention.approximation.kind != "none" and not dense:
-            cross = AttentionContext(segment_mask=SegmentMask(target.segments, source_segments, causal=False))
-        else:
-            cross = AttentionContext(token_mask, mask=same_segment_mask(target.segments, source_segments))
+        cross = build_cross_context(self.cross_mask_rule, target.segments, source_segments, dense)
         return StackContext(token_mask, self.open_observer(observer, "decoder"), contexts, cross)
 
     def start(self, memory: EncoderOutput, n_beams: int, max_length: int) -> DecoderCache:

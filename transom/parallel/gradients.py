@@ -14,20 +14,28 @@ SUMMED_AXES = ("data", "shard", "expert", "context", "tensor")
 """Axes along which ranks compute gradients of different samples or tokens."""
 
 
+def partial_axes(model: Network, ranks: Ranks) -> dict[str, tuple[str, ...]]:
+    """Return, by the name of each trained parameter, the axes over which the gradients of its ranks have yet to be summed.
+
+    Along the axes by which a parameter is split, its gradient is complete already: FSDP has summed it, and the ranks of tensor and expert
+    parallelism compute the gradients of their own weights.
+    """
+    split = split_axes(model, ranks)
+    axes = [axis for axis in SUMMED_AXES if getattr(ranks.layout, axis) > 1]
+    return {name: tuple(axis for axis in axes if axis not in split[p]) for name, p in model.named_parameters() if p.requires_grad}
+
+
 class Gradients:
     """The gradients of a model's trainable parameters, of which each rank has computed a part."""
 
     def __init__(self, model: Network, ranks: Ranks) -> None:
-        """Note the parameters of ``model``, whose layout is that of ``ranks``, by the axes over which their gradients are summed.
-
-        Along the axes by which a parameter is split, its gradient is complete already: FSDP has summed it, and the ranks of tensor and
-        expert parallelism compute the gradients of their own weights.
-        """
+        """Note the parameters of ``model``, whose layout is that of ``ranks``, by the axes over which their gradients are summed."""
         self._ranks = ranks
-        self._split = {p: axes for p, axes in split_axes(model, ranks).items() if p.requires_grad}
+        parameters, split = dict(model.named_parameters()), split_axes(model, ranks)
+        self._split = {p: split[p] for p in parameters.values() if p.requires_grad}
         self._by_axes: dict[tuple[str, ...], list[nn.Parameter]] = {}
-        for p, split in self._split.items():
-            self._by_axes.setdefault(tuple(axis for axis in SUMMED_AXES if axis not in split), []).append(p)
+        for name, axes in partial_axes(model, ranks).items():
+            self._by_axes.setdefault(axes, []).append(parameters[name])
 
     def all_reduce(self) -> None:
         """Sum each gradient over the ranks that hold the same shard of the parameter; a rank without a gradient contributes zeros."""

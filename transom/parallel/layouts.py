@@ -5,16 +5,23 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from transom.models.base import Network
+from transom.parallel.context import apply_context_parallel
 from transom.parallel.experts import apply_expert_parallel, expert_parameters, gather_experts, select_experts
 from transom.parallel.mesh import Ranks
 from transom.parallel.sharding import apply_fsdp, dtensor_axes, whole
+from transom.parallel.tensor import apply_tensor_parallel
 
 
 def apply_layout(model: Network, ranks: Ranks) -> None:
     """Turn a whole model, equal on all ranks, into this rank's part of it. Build the optimizer afterwards, on the new parameters."""
-    if ranks.layout.expert > 1:
+    layout = ranks.layout
+    if layout.context > 1:
+        apply_context_parallel(model, ranks.mesh)  # first: it takes chunks of the tokens, of which tensor parallelism takes chunks
+    if layout.tensor > 1:
+        apply_tensor_parallel(model, ranks.mesh)
+    if layout.expert > 1:
         apply_expert_parallel(model, ranks.mesh)
-    if ranks.layout.shard > 1:
+    if layout.shard > 1:
         apply_fsdp(model, ranks.mesh)
 
 

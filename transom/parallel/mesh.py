@@ -53,6 +53,22 @@ class Ranks:
         return self.layout.n_processes > self.layout.data * self.layout.context
 
     @property
+    def splits_model(self) -> bool:
+        """Whether a forward pass needs several ranks."""
+        return self.layout.n_processes > self.layout.data
+
+    @property
+    def loss_part(self) -> tuple[int, int]:
+        """Which part of the labels of a micro-batch this rank computes the loss of, and the number of parts."""
+        position = self.layout.coordinates(self.world.rank)
+        return position["context"] * self.layout.tensor + position["tensor"], self.layout.context * self.layout.tensor
+
+    @property
+    def tokens(self) -> World:
+        """The ranks that compute different tokens of a batch, of which this is one."""
+        return self.along((*BATCH_AXES, "context", "tensor"))
+
+    @property
     def batch(self) -> World:
         """The ranks that compute different parts of each batch, of which this is one."""
         return self.along(BATCH_AXES)

@@ -20,7 +20,7 @@ class TrainingStarted:
         max_steps: number of steps that the recipe sets.
         facts: facts about the run by name: data report, number of parameters, precision with its reason, speed of the machine.
         notes: sentences to print for the user.
-        model: the model that is trained, a ``models.base.Network``.
+        model: the model that is trained, a ``models.base.Network``; None if a forward pass needs several processes.
         first_batch: builds the first batch of the training data, a ``data.batch.Batch``.
         autocast: returns a context in which matrix products have the precision of the run.
     """

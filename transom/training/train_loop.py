@@ -131,7 +131,8 @@ class _TrainingLoop:
         reason = self.stop_reason(lambda: False)
         notes = (*notes, *limit_notes(self.recipe_training, reason, p.step, p.seconds))
         setup, max_steps, autocast = self.setup, self.training.max_steps, self.train_step.autocast
-        self.notify(TrainingStarted(setup.folder.path, p.step, max_steps, setup.facts, notes, setup.model, self.first_batch, autocast))
+        model = None if self.rank.ranks.splits_model else setup.model
+        self.notify(TrainingStarted(setup.folder.path, p.step, max_steps, setup.facts, notes, model, self.first_batch, autocast))
         if reason and p.last_validation_step < p.step:  # the run already stopped at this end
             self.validate_and_save(reason)
         batches = self.setup.task.loader.batches_from(p.position)

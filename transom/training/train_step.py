@@ -16,6 +16,7 @@ from transom.layers.dropout import keyed_dropout, keyed_rows, name_dropout_sites
 from transom.models.base import Network
 from transom.parallel.gradients import Gradients
 from transom.parallel.mesh import SINGLE_RANK, Ranks
+from transom.parallel.sequence import split_loss_mask
 from transom.planning.flops import FROZEN_WEIGHTS_FACTOR
 from transom.planning.freed_memory import FreedMemoryPolicy
 from transom.training.objectives.auxiliary import auxiliary_objectives
@@ -123,7 +124,7 @@ class TrainStep:
         self.ranks, self.gradients = ranks, Gradients(model, ranks)
         self.device = model.device
         self.objective = objective
-        self.auxiliary = auxiliary_objectives(model, ranks.batch)
+        self.auxiliary = auxiliary_objectives(model, ranks.tokens)
         self.metrics: dict[str, RatioMetric] = {key: ratio for each in self.auxiliary for key, ratio in each.metrics.items()}
         self.sites = [*self.objective.sites, *(site for each in self.auxiliary for site in each.sites)]
         name_dropout_sites(model)
@@ -238,6 +239,9 @@ class TrainStep:
         """Return a micro-batch's contribution to the mean loss of the whole batch, and its summed loss and negative log-likelihood."""
         with self.autocast():
             forward = forward_pass(self.model, batch, self.sites)
+            if self.ranks.loss_part[1] > 1:
+                own = split_loss_mask(batch.loss_mask, *self.ranks.loss_part, self.objective.n_copies)
+                forward = forward._replace(loss_mask=own)
             backward_loss, loss, nll = self.objective.loss(forward)
             return backward_loss / n_target_tokens + sum(each.loss(forward) for each in self.auxiliary), loss, nll
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transom.files.limits import MAX_LAYERS
 from transom.layers.context import ALL_PAIRS, AttentionContext, Part, SegmentMask
 from transom.layers.masks.block_sparse_mask import build_block_sparse_mask
-from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, PREFIX_LM, ImplicitMask, MaskRule, TokenPositions
+from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT, PREFIX_LM, DeferredMask, ImplicitMask, MaskRule, TokenPositions
 from transom.layers.position_encoding import PositionEncoding, RotaryCosSin
 
 MAX_GATHERED_FRACTION = 0.5
@@ -59,6 +59,21 @@ def _rotated(contexts: Sequence[AttentionContext], rotary: Sequence[RotaryCosSin
     """Combine the cycle of masks with the cycle of rotary cosines and sines; block i has element i of both."""
     n = min(math.lcm(len(contexts), len(rotary)), MAX_LAYERS)
     return [replace(contexts[i % len(contexts)], rotary=rotary[i % len(rotary)]) for i in range(n)]
+
+
+def build_cross_context(
+    rule: MaskRule, queries: Int[Tensor, "batch query"], keys: Int[Tensor, "batch key"], dense: bool = False
+) -> AttentionContext:
+    """Build the context of cross-attention between texts with these segment ids, by a rule that reads no positions.
+
+    ``dense`` builds the mask as a matrix, also for approximations, which need only the segments.
+    """
+    token_mask = queries > 0
+    if isinstance(rule, ImplicitMask) and not dense:
+        return AttentionContext(token_mask, segment_mask=SegmentMask(queries, keys, causal=False))
+    sides = TokenPositions(torch.zeros_like(queries), queries), TokenPositions(torch.zeros_like(keys), keys)
+    block_mask = build_block_sparse_mask(rule, *sides) if isinstance(rule, DeferredMask) and not dense else None
+    return AttentionContext(token_mask, block_mask=block_mask) if block_mask else AttentionContext(token_mask, mask=rule.dense(*sides))
 
 
 def build_decode_contexts(

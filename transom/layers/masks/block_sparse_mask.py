@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from transom.layers.dispatch import SHAPE_TYPES, operation
-from transom.layers.masks.mask_rules import MaskRule, TokenPositions
+from transom.layers.masks.mask_rules import DeferredMask, MaskRule, TokenPositions
 from transom.layers.position_encoding import PositionEncoding
 
 MIN_QUERIES = 1024
@@ -67,12 +67,14 @@ def build_block_sparse_mask(
     """Build the block-sparse form of a mask; return None if dense attention is faster.
 
     Args:
-        rule: mask rule.
+        rule: mask rule; with a ``DeferredMask`` the result has no parts yet.
         queries: positions and segments of the queries.
         keys: positions and segments of the keys.
         position: position encoding whose bias is added to the scores.
         n_rows: batch size, if ``queries`` and ``keys`` have a single row that all rows of the batch share; else 1.
     """
+    if isinstance(rule, DeferredMask):
+        return BlockSparseMask((), rule.rule, queries, keys, position)
     if queries.segments.shape[1] < MIN_QUERIES or torch.compiler.is_compiling() or SHAPE_TYPES.get():
         return None  # tensors without values show no tiles
     if n_rows > 1:

@@ -181,8 +181,8 @@ class FullRule(MaskRule):
 
 
 @dataclass(frozen=True)
-class ImplicitMask(MaskRule):
-    """Wraps a rule that linear and low-rank attention apply without building the mask matrix."""
+class WrappedRule(MaskRule):
+    """Wraps a rule, to say how its mask is built."""
 
     rule: MaskRule
 
@@ -191,6 +191,16 @@ class ImplicitMask(MaskRule):
 
     def classify_tile(self, queries: TokenPositions, keys: TokenPositions) -> TileStatus:
         return self.rule.classify_tile(queries, keys)
+
+
+@dataclass(frozen=True)
+class ImplicitMask(WrappedRule):
+    """Wraps a rule that linear and low-rank attention apply without building the mask matrix."""
+
+
+@dataclass(frozen=True)
+class DeferredMask(WrappedRule):
+    """Wraps a rule that attention itself evaluates, part by part, so that no mask of all queries and keys is built."""
 
 
 @dataclass(frozen=True)

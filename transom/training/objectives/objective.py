@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from transom.data.batch import Batch
@@ -24,6 +24,7 @@ class ForwardPass(NamedTuple):
         weight: weight of the output projection.
         activations: recorded activations by site, the path of a module and a name; one tensor per pass through the site. Sites that exist
             only in training mode have an empty list in evaluation mode.
+        loss_mask: True at the labels that contribute to the loss: the batch's mask, or the part of it that is this rank's.
         softcap: bound c of the logits c tanh(hidden @ weight.T / c); None for no cap.
     """
 
@@ -31,6 +32,7 @@ class ForwardPass(NamedTuple):
     hidden: Float[Tensor, "*positions d_model"]
     weight: Float[Tensor, "vocab d_model"]
     activations: Mapping[str, Sequence[Tensor]]
+    loss_mask: Bool[Tensor, "*positions"]
     softcap: float | None = None
 
 
@@ -41,7 +43,7 @@ def forward_pass(model: Network, batch: Batch, sites: Sequence[str] = ()) -> For
         hidden, weight = model.logit_factors(batch, recorder if sites else None)
     passes = recorder.passes
     activations = {site: [each[site] for each in passes if site in each] for site in sites}
-    return ForwardPass(batch, hidden, weight, activations, model.logit_softcap)
+    return ForwardPass(batch, hidden, weight, activations, batch.loss_mask, model.logit_softcap)
 
 
 class MicroBatchLoss(NamedTuple):
@@ -106,7 +108,7 @@ class CrossEntropy(Objective):
 
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
         """Compute the loss without materializing all logits."""
-        loss_mask, labels = forward.batch.loss_mask, forward.batch.labels
+        loss_mask, labels = forward.loss_mask, forward.batch.labels
         loss, nll = linear_cross_entropy(
             forward.hidden[loss_mask], forward.weight, labels[loss_mask], self.label_smoothing, softcap=forward.softcap
         )
