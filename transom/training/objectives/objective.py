@@ -1,7 +1,7 @@
 """Base classes of objectives: the loss of a task, cross-entropy for most, and auxiliary terms of model components."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -40,6 +40,10 @@ def forward_pass(model: Network, batch: Batch, sites: Sequence[str] = ()) -> For
     passes = recorder.passes
     activations = {site: [each[site] for each in passes if site in each] for site in sites}
     return ForwardPass(batch, hidden, weight, activations, model.logit_softcap)
+
+
+RecordActivations = Callable[[Sequence[Batch], Sequence[str]], Iterable[Mapping[str, Sequence[Tensor]]]]
+"""Runs a model on micro-batches and yields the activations at some sites per micro-batch, as in ``ForwardPass``."""
 
 
 class MicroBatchLoss(NamedTuple):
@@ -120,10 +124,12 @@ class AuxiliaryObjective:
     Attributes:
         metrics: metrics by their keys in ``metrics.jsonl``.
         sites: names of the activations to record for ``loss``.
+        record: runs the model for an objective that needs activations of the whole batch before the first loss.
     """
 
     metrics: ClassVar[Mapping[str, RatioMetric]] = {}
     sites: Sequence[str] = ()
+    record: RecordActivations
 
     def prepare(self, micro_batches: Sequence[Batch]) -> None:
         """Start a step with these micro-batches, which are on the model's device."""

@@ -13,7 +13,7 @@ from transom.layers.mixture_of_depths import DepthRouter, router_bce_sum
 from transom.layers.mixture_of_experts import MixtureOfExperts, expert_load, load_balancing_loss, router_z_loss_sum, update_router_bias
 from transom.models.base import Network
 from transom.parallel.collectives import World
-from transom.training.objectives.objective import N_UPDATES, AuxiliaryObjective, ForwardPass, RatioMetric, forward_pass
+from transom.training.objectives.objective import N_UPDATES, AuxiliaryObjective, ForwardPass, RatioMetric
 
 _Passes = list[tuple[Float[Tensor, "_ _ ..."], Bool[Tensor, "_ _"]]]
 """Logits, (batch, length, ...), and token mask of each pass through a router; the length may differ between passes."""
@@ -36,9 +36,9 @@ class _RouterObjective(AuxiliaryObjective):
             ]
             self._n_tokens = dict(zip(self.sites, self._world.all_reduce_scalars(*n_tokens), strict=True))
 
-    def _passes(self, site: str, forward: ForwardPass) -> _Passes:
+    def _passes(self, site: str, batch: Batch, activations: Mapping[str, Sequence[Tensor]]) -> _Passes:
         """Return logits and token mask of each pass through the router at ``site``."""
-        return list(zip(forward.activations[site], self._model.token_masks(site, forward.batch), strict=True))
+        return list(zip(activations[site], self._model.token_masks(site, batch), strict=True))
 
 
 class ExpertLoadBalancing(_RouterObjective):
@@ -65,17 +65,16 @@ class ExpertLoadBalancing(_RouterObjective):
         if self._n_tokens and any(isinstance(each.config.load_balancing, AuxLossBalancingConfig) for each in self._mixtures.values()):
             device, counts = self._model.device, self._zeros()
             with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):  # training draws the same numbers
-                for batch in micro_batches:
-                    forward = forward_pass(self._model, batch, self.sites)
+                for batch, activations in zip(micro_batches, self.record(micro_batches, self.sites), strict=True):
                     for site, mixture in self._mixtures.items():
-                        counts[site] += _count_assignments(mixture, self._passes(site, forward))[0]
+                        counts[site] += _count_assignments(mixture, self._passes(site, batch, activations))[0]
             self._batch_counts = dict(zip(counts, self._world.all_reduce(list(counts.values())), strict=True))
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
         """Compute a micro-batch's contribution to the balancing losses and router z-losses of all layers."""
         total: Tensor | float = 0.0
         for site, mixture in self._mixtures.items():
-            passes = self._passes(site, forward)
+            passes = self._passes(site, forward.batch, forward.activations)
             counts, dropped = _count_assignments(mixture, passes)
             self._counts[site] += counts
             self._n_overflow += dropped
@@ -143,7 +142,7 @@ class DepthRouterLoss(_RouterObjective):
         """Compute a micro-batch's contribution to the cross-entropy between the routers' scores and their selection by rank."""
         total: Tensor | float = 0.0
         for site, router in self._routers.items():
-            passes = self._passes(site, forward)
+            passes = self._passes(site, forward.batch, forward.activations)
             n_tokens = self._n_tokens.get(site, sum(int(token_mask.sum()) for _, token_mask in passes))
             for r, token_mask in passes:
                 chosen = router.select(r, token_mask)
