@@ -3,20 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.pipelining import ScheduleGPipe
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.distributed.tensor import DTensor
 
 from tests.parallel.ranks import run_on_ranks
 from transom.config.architecture import ModelConfig, TransformerConfig
 from transom.config.recipe import parse_model_config
-from transom.config.training import EarlyExitLossConfig
+from transom.config.training import AdamWConfig, EarlyExitLossConfig
 from transom.data.batch import (
     Batch,
     ContrastiveBatch,
@@ -32,15 +34,16 @@ from transom.layers.block import Block
 from transom.models.base import Network
 from transom.models.build import build_model
 from transom.parallel import pipeline as pipeline_module
-from transom.parallel.collectives import SINGLE_PROCESS, ProcessLostError, World
+from transom.parallel.collectives import SINGLE_PROCESS, World
 from transom.parallel.pipeline import Pipeline, gather_tensors, split_micro_batches
 from transom.parallel.pipeline_split import list_stacks
-from transom.planning.flops import count_flops
+from transom.parallel.pipeline_stage import StageLoss
 from transom.planning.pipeline_stages import balance_stages, count_block_flops
 from transom.training.objectives.auxiliary import auxiliary_objectives
 from transom.training.objectives.early_exit import add_early_exit_losses
 from transom.training.objectives.objective import CrossEntropy, Objective, forward_pass
 from transom.training.objectives.r_drop import RDrop
+from transom.training.optimizer import build_optimizer
 from transom.training.pipeline_loss import PipelineLoss
 
 VOCAB = 9
@@ -164,9 +167,12 @@ def shard(pipeline: Pipeline, mesh: DeviceMesh) -> None:
             module.set_gradient_divide_factor(1.0)
 
 
-def run_stage(rank: int, cases: Sequence[Case], n_stages: int, n_parts: int, kind: str) -> list[Any]:
+def run_stage(
+    rank: int, cases: Sequence[Case], n_stages: int, n_parts: int, kind: str, schedule: type[PipelineScheduleSingle]
+) -> list[Any]:
     """Compute each case on this rank's stage and part of the batch."""
     mesh, results = init_device_mesh("cpu", (n_stages, n_parts), mesh_dim_names=("pipeline", kind)), []
+    pipeline_module.Schedule1F1B = schedule  # type: ignore[misc, assignment]
     for case in cases:
         pipeline = stage_of(case, mesh, n_stages)
         model, part = pipeline.module.model, mesh.get_local_rank(kind)
@@ -177,7 +183,7 @@ def run_stage(rank: int, cases: Sequence[Case], n_stages: int, n_parts: int, kin
         objective, auxiliary = case.objective(model), auxiliary_objectives(model, world, pipeline.record)
         n = sum(batch.n_target_tokens for batch in case.batches()) * objective.n_copies
         batches = [objective.prepare(batch) for batch in split_micro_batches(case.batches(part, n_parts), n_stages)]
-        n_passes = int(max(world.all_gather(torch.tensor(len(batches)))) if n_parts == 1 else len(SHAPES))
+        n_passes = 0 if n_parts == 1 else len(SHAPES)
         for each in auxiliary:
             each.prepare(batches)
         loss = PipelineLoss(objective, auxiliary, n, model.logit_softcap if pipeline.module.is_last else None)
@@ -193,9 +199,11 @@ def run_stage(rank: int, cases: Sequence[Case], n_stages: int, n_parts: int, kin
     return results
 
 
-def assert_equal(cases: Sequence[Case], n_stages: int, n_parts: int = 1, kind: str = "data") -> None:
+def assert_equal(
+    cases: Sequence[Case], n_stages: int, n_parts: int = 1, kind: str = "data", schedule: type[PipelineScheduleSingle] = Schedule1F1B
+) -> None:
     """Compare every case with one process, and the copies of shared parameters with each other."""
-    by_rank = run_on_ranks(n_stages * n_parts, run_stage, cases, n_stages, n_parts, kind)
+    by_rank = run_on_ranks(n_stages * n_parts, run_stage, cases, n_stages, n_parts, kind, schedule)
     for i, case in enumerate(cases):
         loss, nll, expected, metrics = compute(case)
         found = [results[i] for results in by_rank]
@@ -234,10 +242,113 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("n_stages", [2, 3])
-def test_every_family_equals_one_process(n_stages: int) -> None:
-    assert_equal(FAMILIES, n_stages)
+PRODUCTS = [FAMILIES[0], FAMILIES[2], Case(DECODER | {"feed_forward": BIASED}), Case(DECODER, shapes=((3, 5), (2, 4)))]
+
+
+def test_every_family_equals_one_process() -> None:
+    assert_equal(FAMILIES, 3)
 
 
 def test_every_loss_equals_one_process() -> None:
+    assert_equal(LOSSES, 2)
+
+
+@pytest.mark.long
+def test_other_numbers_of_stages_equal_one_process() -> None:
+    assert_equal([case for case in FAMILIES if case.config.stacks != (3,)], 4)
+    assert_equal(FAMILIES, 2)
     assert_equal(LOSSES, 3)
+
+
+@pytest.mark.long
+def test_a_pipeline_of_shards_equals_one_process() -> None:
+    assert_equal(PRODUCTS, 2, 2, "shard")
+
+
+@pytest.mark.long
+def test_a_pipeline_times_data_equals_one_process() -> None:
+    assert_equal([*PRODUCTS, LOSSES[0]], 2, 2, "data")
+
+
+@pytest.mark.long
+def test_gpipe_gives_the_same_gradients() -> None:
+    assert_equal([FAMILIES[2], LOSSES[0]], 2, schedule=ScheduleGPipe)
+
+
+def train(rank: int, case: Case) -> Any:
+    """Take two steps on this rank's stage; collect weights and optimizer state of all stages on the first."""
+    mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("pipeline",))
+    pipeline = stage_of(case, mesh, 3)
+    model = pipeline.module.model
+    optimizer = build_optimizer(model, AdamWConfig())
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    norms = []
+    for _ in range(2):
+        pipeline.forward_backward(case.batches(), PipelineLoss(CrossEntropy(0.1), [], 20.0))
+        norms.append(sum(p.grad.square().sum().item() for p in pipeline.counted if p.grad is not None))
+        optimizer.step()
+        optimizer.zero_grad()
+    state = {f"{name}.{key}": x for name, p in model.named_parameters() for key, x in optimizer.state[p].items()}
+    own = {name: p.detach() for name, p in model.named_parameters()}
+    return norms, own, gather_tensors(model.state_dict(), pipeline.group), gather_tensors(state, pipeline.group)
+
+
+@pytest.mark.parametrize("tied", ["all", "none"])
+def test_two_steps_and_the_collected_tensors_are_those_of_one_process(tied: str) -> None:
+    case = Case(TRANSLATOR | {"tie_embeddings": tied})
+    ranks = run_on_ranks(3, train, case)
+    model = case.model()
+    optimizer = build_optimizer(model, AdamWConfig())
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    for step in range(2):
+        for batch in case.batches():
+            (CrossEntropy(0.1).loss(forward_pass(model, batch)).backward_loss / 20.0).backward()
+        norm = sum(p.grad.square().sum().item() for p in model.parameters() if p.grad is not None)
+        assert sum(norms[step] for norms, *_ in ranks) == pytest.approx(norm, abs=1e-9), "each parameter counts once"
+        optimizer.step()
+        optimizer.zero_grad()
+    _, _, weights, state = ranks[0]
+    assert weights.keys() == model.state_dict().keys()
+    assert all(torch.allclose(weights[name], x, rtol=0, atol=1e-8) for name, x in model.state_dict().items())
+    assert all(torch.equal(x, weights[name]) for _, each, *_ in ranks for name, x in each.items()), "copies stay equal"
+    expected = {f"{name}.{key}": x for name, p in model.named_parameters() for key, x in optimizer.state[p].items()}
+    assert state.keys() == expected.keys()
+    assert all(torch.allclose(state[name], x, rtol=0, atol=1e-8) for name, x in expected.items())
+    assert [each[2] for each in ranks[1:]] == [None, None]
+    case.model().load_state_dict(weights)
+    shared = sum(set(a) & set(b) == {"source_embedding.tokens.weight"} for a, b in combinations((each[1] for each in ranks), 2))
+    assert shared == (3 if tied == "all" else 0), "a stage holds only what it needs"
+
+
+def fail(rank: int) -> None:
+    case, mesh = Case(DECODER), init_device_mesh("cpu", (2,), mesh_dim_names=("pipeline",))
+
+    def loss(batch: Batch, factors: Any, activations: Any) -> StageLoss:
+        if factors is not None:
+            raise ConfigError("the loss fails")
+        return StageLoss()
+
+    stage_of(case, mesh, 2).forward_backward(case.batches(), loss)
+
+
+def test_an_error_of_one_stage_is_raised_as_it_is_and_ends_the_others() -> None:
+    with pytest.raises(AssertionError) as failed:
+        run_on_ranks(2, fail)
+    first, last = str(failed.value).split("rank 1: ")
+    assert "ProcessLostError: expected 2 running pipeline stages" in first
+    assert "ConfigError: the loss fails" in last.splitlines()[-1]
+
+
+def test_a_recurrent_model_is_refused() -> None:
+    model = build_model(parse_model_config({"kind": "recurrent-decoder", "vocab_size": VOCAB, "d_model": 8}))
+    with pytest.raises(ConfigError, match=r"parallel\.pipeline: expected a Transformer.*found a RecurrentLanguageModel; set .* = 1"):
+        list_stacks(model)
+
+
+def test_micro_batches_are_split_by_rows_until_each_stage_has_one() -> None:
+    batches = Case(DECODER, shapes=((3, 5), (1, 4))).batches()
+    assert [len(batch.sample_ids) for batch in split_micro_batches(batches, 2)] == [3, 1]
+    assert [len(batch.sample_ids) for batch in split_micro_batches(batches, 3)] == [1, 2, 1]
+    assert [len(batch.sample_ids) for batch in split_micro_batches(batches, 9)] == [1, 1, 1, 1]

@@ -1,7 +1,7 @@
 """Cut a model's blocks into pipeline stages whose slowest stage has the fewest FLOPs."""
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from transom.config.architecture import TransformerConfig
 from transom.planning.flops import count_flops
@@ -47,21 +47,21 @@ def balance_stages(flops: Sequence[int], n_stages: int) -> list[range]:
         n_stages: number of stages, at most the number of blocks.
     """
     assert 1 <= n_stages <= len(flops), "a stage has at least one block"
-    sums = [0, *accumulate(flops)]
-    # best[end]: the largest stage of the best cut of the first ``end`` blocks into the stages so far, and the ends of these stages
-    best: list[tuple[int, list[int]] | None] = [(sums[end], [end]) for end in range(len(sums))]
-    best[0] = None
-    for n in range(2, n_stages + 1):
-        best = [
-            min(
-                (max(before[0], sums[end] - sums[start]), [*before[1], end])
-                for start in range(n - 1, end)
-                if (before := best[start]) is not None
-            )
-            if end >= n
-            else None
-            for end in range(len(sums))
-        ]
-    found = best[-1]
-    assert found is not None
-    return [range(start, end) for start, end in zip([0, *found[1][:-1]], found[1], strict=True)]
+    low, high = max(flops), sum(flops)
+    while low < high:  # the least limit under which the blocks fit into the stages
+        limit = (low + high) // 2
+        low, high = (low, limit) if _fill_stages(flops, n_stages, limit)[0].start == 0 else (limit + 1, high)
+    return _fill_stages(flops, n_stages, low)
+
+
+def _fill_stages(flops: Sequence[int], n_stages: int, limit: int) -> list[range]:
+    """Fill the stages from the last one with as many blocks as fit; the first starts after 0 if not all blocks fit."""
+    stages, end = list[range](), len(flops)
+    for n_before in reversed(range(n_stages)):
+        start, total = end - 1, flops[end - 1]
+        while start > n_before and total + flops[start - 1] <= limit:
+            start -= 1
+            total += flops[start]
+        stages.insert(0, range(start, end))
+        end = start
+    return stages
