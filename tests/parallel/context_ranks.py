@@ -59,9 +59,8 @@ def sharded_step(rank: int, config: ModelConfig, batches: Sequence[Any]) -> Step
     layout, world = ParallelConfig(shard=2, context=2), World(rank, 4)
     ranks, model = Ranks(world, layout, CPU), build_double(config)
     apply_layout(model, ranks)
-    n_target_tokens = sum(batch.n_target_tokens for batch in batches)
     part = layout.coordinates(rank)["context"], layout.context
-    loss = backward(model, batches[layout.batch_part(rank)], part, n_target_tokens=n_target_tokens)
+    loss = backward(model, batches[layout.batch_part(rank)], part)
     Gradients(model, ranks).all_reduce()
     return StepGradients(*world.all_reduce_scalars(loss), gradients_of(model))
 

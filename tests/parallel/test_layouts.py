@@ -12,17 +12,28 @@ from tests.tiers import tiers
 from tests.training.test_processes import EXACT, history
 from tests.training.test_train_loop import MODEL, same, sit, traces
 
-EXACT_MODEL = {**MODEL, "dropout": 0.0}
-LAYOUTS: list[dict[str, int]] = [{"shard": 2}, {"shard": 3}, {"data": 2, "shard": 2}]
+LAYOUTS: list[dict[str, int]] = [
+    {"shard": 2},
+    {"shard": 3},
+    {"data": 2, "shard": 2},
+    {"tensor": 2},
+    {"context": 3},
+    {"expert": 2},
+    {"tensor": 2, "context": 2},
+    {"shard": 2, "tensor": 2},
+    {"shard": 2, "context": 2},
+    {"shard": 2, "expert": 2},
+]
 
 
 def by_name(layout: Mapping[str, int]) -> str:
     return "-".join(f"{axis}{size}" for axis, size in layout.items())
 
 
-@pytest.mark.parametrize("layout", tiers(LAYOUTS[:1], long=LAYOUTS[1:]), ids=by_name)
+@pytest.mark.parametrize("layout", tiers(LAYOUTS, long=[LAYOUTS[0], *LAYOUTS[3:7]]), ids=by_name)
 def test_a_layout_takes_the_steps_of_one_process(tmp_path: Path, layout: dict[str, int]) -> None:
-    fields: dict[str, Any] = {"model": EXACT_MODEL, "optimizer": "adamw", "average": {"kind": "ema", "decay": 0.8}}
+    mixture = {"feed_forward": {"kind": "moe", "n_experts": 4}} if "expert" in layout else {}
+    fields: dict[str, Any] = {"model": MODEL | mixture, "optimizer": "adamw", "average": {"kind": "ema", "decay": 0.8}}
     alone, together = (history(tmp_path / str(n), parallel=each, **fields) for n, each in enumerate(({}, layout)))
     for one, several in zip(alone, together, strict=True):
         assert one.n_target_tokens == several.n_target_tokens
@@ -38,7 +49,7 @@ def test_a_layout_takes_the_steps_of_one_process(tmp_path: Path, layout: dict[st
 @pytest.mark.long
 def test_a_run_continues_in_other_layouts(tmp_path: Path) -> None:
     """A run of one process ends as one that two shards, then three, then one process continue, but for rounding."""
-    fields: dict[str, Any] = {**EXACT, "model": EXACT_MODEL, "average": {"kind": "checkpoints", "n_checkpoints": 2}, "max_steps": 12}
+    fields: dict[str, Any] = {**EXACT, "model": MODEL, "average": {"kind": "checkpoints", "n_checkpoints": 2}, "max_steps": 12}
     sit(tmp_path / "alone", **fields)
     steps: list[int] = [0]
     for last, layout in ((3, {"shard": 2}), (6, {"shard": 3}), (9, {"data": 2}), (12, {})):

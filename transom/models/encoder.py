@@ -61,6 +61,17 @@ class EncoderOnlyTransformer(Network):
         ctx = ctx or self.context(text)
         return self.encoder(self.embedding(text.tokens, text.positions, ctx, text.token_types), ctx)
 
+    def head(
+        self, states: Float[Tensor, "batch source d_model"], text: SequencesLike, ctx: StackContext
+    ) -> Float[Tensor, "batch *source d_model"]:
+        """Map the encoder's output for ``text`` to the last hidden states; by default return it unchanged."""
+        return states
+
+    def last_hidden_state(self, batch: EncoderBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch *source d_model"]:
+        """Return ``head`` of the encoder's output for ``batch.source``, which ``unembedding`` maps to logits."""
+        ctx = self.context(batch.source, observer)
+        return self.head(self.encode(batch.source, ctx), batch.source, ctx)
+
     def make_batch(self, tokens: Tensor, attention_mask: Tensor | None = None, token_types: Tensor | None = None) -> TensorBatch:
         """Build a batch from token ids (batch, length), a mask of the same shape, and the type of each token, 0 by default.
 
@@ -117,10 +128,11 @@ class MaskedEncoderTransformer(EncoderOnlyTransformer):
         if config.tie_embeddings:
             self.unembedding.weight = self.embedding.tokens.weight
 
-    def last_hidden_state(self, batch: EncoderBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch source d_model"]:
-        """Return the last hidden state of each token, which ``unembedding`` maps to logits."""
-        ctx = self.context(batch.source, observer)
-        return self.transform_norm(self.activation(self.transform(self.encode(batch.source, ctx))), ctx)
+    def head(
+        self, states: Float[Tensor, "batch source d_model"], text: SequencesLike, ctx: StackContext
+    ) -> Float[Tensor, "batch source d_model"]:
+        """Return Norm(f(h W + b)) for the state h of each token."""
+        return self.transform_norm(self.activation(self.transform(states)), ctx)
 
 
 @implements(TextClassifierConfig)
@@ -147,11 +159,9 @@ class TextClassifierTransformer(EncoderOnlyTransformer):
         if config.multi_label:
             self.register_buffer("thresholds", torch.full((len(config.classes),), 0.5))
 
-    def last_hidden_state(self, batch: EncoderBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
-        """Return the pooled vector of each text, which ``unembedding`` maps to logits."""
-        ctx = self.context(batch.source, observer)
-        states = self.encode(batch.source, ctx)
-        pooled = first_states(states, batch.source) if self.config.pooling == "cls" else mean_pool(states, batch.source).to(states)
+    def head(self, states: Float[Tensor, "batch source d_model"], text: SequencesLike, ctx: StackContext) -> Float[Tensor, "batch d_model"]:
+        """Return the pooled vector of each text."""
+        pooled = first_states(states, text) if self.config.pooling == "cls" else mean_pool(states, text).to(states)
         pooled = observe(ctx, self, "pooled", pooled)
         return self.dropout(self.apply_pooler(self.pooler_dropout(pooled)))
 
@@ -176,7 +186,11 @@ class TextEmbedderTransformer(EncoderOnlyTransformer):
 
     def vectors(self, text: SequencesLike, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
         """Return a unit vector per text."""
-        states = self.encode(text, self.context(text, observer))
+        ctx = self.context(text, observer)
+        return self.head(self.encode(text, ctx), text, ctx)
+
+    def head(self, states: Float[Tensor, "batch source d_model"], text: SequencesLike, ctx: StackContext) -> Float[Tensor, "batch d_model"]:
+        """Pool the states of each text to a unit vector."""
         return F.normalize(first_states(states, text) if self.config.pooling == "cls" else mean_pool(states, text), dim=-1)
 
     def make_batch(
@@ -188,10 +202,6 @@ class TextEmbedderTransformer(EncoderOnlyTransformer):
     ) -> TensorBatch:
         """Build a batch of text pairs: ``tokens`` are the left texts, ``decoder_tokens`` the right texts, each with its mask."""
         return make_pair_batch(tokens, attention_mask, decoder_tokens, decoder_attention_mask, self.config.pad_token_id)
-
-    def last_hidden_state(self, batch: TextPairBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch d_model"]:
-        """Return the unit vectors of the left texts."""
-        return self.vectors(batch.source, observer)
 
     def logit_factors(
         self, batch: TextPairBatch, observer: ActivationRecorder | None = None

@@ -57,7 +57,10 @@ class VisionTransformer(Network):
     def last_hidden_state(self, batch: PixelBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch width"]:
         """Return the pooled vector of each image, which ``unembedding`` maps to logits; with two heads, both vectors concatenated."""
         ctx = self.context(batch.pixels, observer)
-        x = self.encoder(self.embedding(batch.pixels, ctx), ctx)
+        return self.head(self.encoder(self.embedding(batch.pixels, ctx), ctx), ctx)
+
+    def head(self, x: Float[Tensor, "batch tokens d_model"], ctx: StackContext) -> Float[Tensor, "batch width"]:
+        """Pool the encoder's output, with dropout."""
         pooled = x[:, : self.config.n_pooled].flatten(1) if self.config.pooling == "cls" else x.mean(1)
         pooled = observe(ctx, self, "pooled", pooled)
         return self.dropout(pooled)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transom.models.base import Network
 from transom.parallel.layouts import split_axes
 from transom.parallel.mesh import Ranks
+from transom.parallel.pipeline import Pipeline
 from transom.parallel.sharding import from_local, local
 
 SUMMED_AXES = ("data", "shard", "expert", "context", "tensor")
@@ -28,11 +29,15 @@ def partial_axes(model: Network, ranks: Ranks) -> dict[str, tuple[str, ...]]:
 class Gradients:
     """The gradients of a model's trainable parameters, of which each rank has computed a part."""
 
-    def __init__(self, model: Network, ranks: Ranks) -> None:
-        """Note the parameters of ``model``, whose layout is that of ``ranks``, by the axes over which their gradients are summed."""
+    def __init__(self, model: Network, ranks: Ranks, pipeline: Pipeline | None = None) -> None:
+        """Note the parameters of ``model``, whose layout is that of ``ranks``, by the axes over which their gradients are summed.
+
+        A parameter that several stages of ``pipeline`` have, such as a tied embedding, counts for the norm in the first of them only.
+        """
         self._ranks = ranks
         parameters, split = dict(model.named_parameters()), split_axes(model, ranks)
         self._split = {p: split[p] for p in parameters.values() if p.requires_grad}
+        self._counted = {*self._split} if pipeline is None else {*pipeline.counted}
         self._by_axes: dict[tuple[str, ...], list[nn.Parameter]] = {}
         for name, axes in partial_axes(model, ranks).items():
             self._by_axes.setdefault(axes, []).append(parameters[name])
@@ -53,11 +58,11 @@ class Gradients:
         """
         if not any(self._split.values()):
             return nn.utils.clip_grad_norm_(self._split, max_norm).item()
-        gradients = [(local(p.grad), split) for p, split in self._split.items() if p.grad is not None]
-        squares = sum(_square_sum(gradient) / self._n_holders(split) for gradient, split in gradients)
+        gradients = [(local(p.grad), split, p in self._counted) for p, split in self._split.items() if p.grad is not None]
+        squares = sum(_square_sum(gradient) / self._n_holders(split) for gradient, split, counted in gradients if counted)
         norm = math.sqrt(self._ranks.world.all_reduce_scalars(squares)[0])
         if (factor := max_norm / (norm + 1e-6)) < 1.0:
-            for gradient, _ in gradients:
+            for gradient, *_ in gradients:
                 gradient.mul_(factor)
         return norm
 

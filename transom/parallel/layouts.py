@@ -1,19 +1,36 @@
 """Apply a layout to a model, and move tensors between the whole model and the parts that ranks hold."""
 
 from collections.abc import Mapping
+from functools import partial
 
+import torch
 from torch import Tensor, nn
 
+from transom.config.architecture import ModelConfig, TransformerConfig
 from transom.models.base import Network
 from transom.parallel.context import apply_context_parallel
-from transom.parallel.experts import apply_expert_parallel, expert_parameters, gather_experts, select_experts
+from transom.parallel.experts import apply_expert_parallel, expert_parameters, gather_experts
 from transom.parallel.mesh import Ranks
+from transom.parallel.pipeline import Pipeline, gather_tensors
 from transom.parallel.sharding import apply_fsdp, dtensor_axes, whole
 from transom.parallel.tensor import apply_tensor_parallel
+from transom.planning.pipeline_stages import balance_stages, count_block_flops
+
+TYPICAL_LENGTH = 64
+"""Tokens per text by which the stages of a pipeline are balanced."""
 
 
-def apply_layout(model: Network, ranks: Ranks) -> None:
-    """Turn a whole model, equal on all ranks, into this rank's part of it. Build the optimizer afterwards, on the new parameters."""
+def apply_layout(model: Network, ranks: Ranks, dtype: torch.dtype = torch.float32) -> Pipeline | None:
+    """Turn a whole model, equal on all ranks, into this rank's part of it. Build the optimizer afterwards, on the new parameters.
+
+    Args:
+        model: the model.
+        ranks: the ranks of the run.
+        dtype: dtype of the matrix products.
+
+    Returns:
+        This rank's stage of the pipeline, which computes passes in place of the model; None without pipeline parallelism.
+    """
     layout = ranks.layout
     if layout.context > 1:
         apply_context_parallel(model, ranks.mesh)  # first: it takes chunks of the tokens, of which tensor parallelism takes chunks
@@ -21,14 +38,31 @@ def apply_layout(model: Network, ranks: Ranks) -> None:
         apply_tensor_parallel(model, ranks.mesh)
     if layout.expert > 1:
         apply_expert_parallel(model, ranks.mesh)
+    pipeline = None
+    if layout.pipeline > 1:
+        enabled = dtype != torch.float32
+        autocast = partial(torch.autocast, ranks.device.type, dtype, enabled)
+        stages = balance_stages(_block_flops(model.config), layout.pipeline)
+        stream = dtype if enabled else next(model.parameters()).dtype
+        pipeline = Pipeline(model, ranks.mesh.get_group("pipeline"), stages, autocast, stream)
     if layout.shard > 1:
-        apply_fsdp(model, ranks.mesh)
+        apply_fsdp(model if pipeline is None else pipeline.module, ranks.mesh)
+    return pipeline
+
+
+def _block_flops(config: ModelConfig) -> list[int]:
+    """Count the FLOPs of each block for texts of typical length, or for an image."""
+    assert isinstance(config, TransformerConfig)
+    length = min(config.n_positions, TYPICAL_LENGTH)
+    source, target = {"a decoder": (0, length), "an encoder": (length, 0)}.get(config.STACK, (length, length))
+    return count_block_flops(config, source, target)
 
 
 def split_axes(model: Network, ranks: Ranks) -> dict[nn.Parameter, frozenset[str]]:
     """Return, for each parameter of this rank, the axes along which ranks hold different parts of it or different parameters."""
     experts = {id(p) for p in expert_parameters(model).values()} if ranks.layout.expert > 1 else set()
-    return {p: dtensor_axes(p) | ({"expert"} if id(p) in experts else set()) for p in model.parameters()}
+    stage = {"pipeline"} if ranks.layout.pipeline > 1 else set()
+    return {p: dtensor_axes(p) | stage | ({"expert"} if id(p) in experts else set()) for p in model.parameters()}
 
 
 def gather_whole(model: Network, tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
@@ -42,13 +76,16 @@ def gather_whole(model: Network, tensors: Mapping[str, Tensor], ranks: Ranks) ->
     gathered = {}
     for name, x in tensors.items():
         tensor = whole(x)
-        if ranks.world.rank == 0 or ranks.layout.expert > 1:
+        if ranks.world.rank == 0 or ranks.layout.expert * ranks.layout.pipeline > 1:
             gathered[name] = tensor
     if ranks.layout.expert > 1:
         gathered = gather_experts(model, gathered, ranks.mesh)
+    if ranks.layout.pipeline > 1:
+        gathered = gather_tensors(gathered, ranks.mesh.get_group("pipeline")) or {}
     return gathered if ranks.world.rank == 0 else {}
 
 
 def select_own(model: Network, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return those of the whole model's tensors of which this rank holds a part; without communication."""
-    return select_experts(model, tensors)
+    own = {*dict(model.named_parameters()), *dict(model.named_buffers())}
+    return {name: x for name, x in tensors.items() if name in own or name.rpartition(".")[0] in own}

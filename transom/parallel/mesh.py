@@ -45,7 +45,7 @@ class Ranks:
     @property
     def need_equal_passes(self) -> bool:
         """Whether a pass of one rank waits in collectives for passes of ranks with other parts of the batch."""
-        return self.layout.shard * self.layout.expert > 1
+        return self.layout.shard * self.layout.expert * self.layout.pipeline > 1 and self.layout.n_batch_parts > 1
 
     @property
     def splits_weights(self) -> bool:
@@ -67,6 +67,11 @@ class Ranks:
     def tokens(self) -> World:
         """The ranks that compute different tokens of a batch, of which this is one."""
         return self.along((*BATCH_AXES, "context", "tensor"))
+
+    @property
+    def stages(self) -> World:
+        """The ranks of the other stages of the pipeline that compute the same tokens, and this one."""
+        return self.along(("pipeline",))
 
     @property
     def batch(self) -> World:

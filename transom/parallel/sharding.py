@@ -1,6 +1,6 @@
 """Fully sharded data parallelism (FSDP2), and tensors of which each rank holds a shard."""
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
@@ -9,7 +9,7 @@ from transom.layers.block import Block
 from transom.models.base import Network
 
 
-def apply_fsdp(model: Network, mesh: DeviceMesh) -> None:
+def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
     """Shard the parameters over the ``shard`` axis, by blocks, as in ZeRO stage 3 (Rajbhandari et al. 2020, section 5).
 
     A block's weights are gathered before its forward and its backward pass, and freed afterwards; embedding, output projection and whatever
@@ -20,7 +20,8 @@ def apply_fsdp(model: Network, mesh: DeviceMesh) -> None:
         if isinstance(module, Block):
             fully_shard(module, mesh=mesh["shard"])
     fully_shard(model, mesh=mesh["shard"])
-    register_fsdp_forward_method(model, "logit_factors")
+    if isinstance(model, Network):
+        register_fsdp_forward_method(model, "logit_factors")
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -58,12 +58,12 @@ class RankState:
         ranks.world.broadcast(list(trainable_tensors(model).values()))
         self.expected = ExpectedTensors.of(model, build_optimizer(model, recipe.training.optimizer, dtype))
         name_dropout_sites(model)  # by the names of the whole model
-        apply_layout(model, ranks)
+        pipeline = apply_layout(model, ranks, dtype)
         self.optimizer = build_optimizer(model, recipe.training.optimizer, dtype)
         split_groups_by_mesh(self.optimizer)
         self.freed = FreedMemoryPolicy(ranks.device, ranks.world.size)
         objective = task.objective(model)
-        self.train_step = TrainStep(model, self.optimizer, recipe.training, dtype, objective, ranks, self.freed, self._any_batch)
+        self.train_step = TrainStep(model, self.optimizer, recipe.training, dtype, objective, ranks, self.freed, self._any_batch, pipeline)
         self.averager = WeightAverager(recipe.training.average, model)
 
     def restore(self, saved: ResumeState) -> list[str]:

@@ -16,12 +16,14 @@ from transom.layers.dropout import keyed_dropout, keyed_rows, name_dropout_sites
 from transom.models.base import Network
 from transom.parallel.gradients import Gradients
 from transom.parallel.mesh import SINGLE_RANK, Ranks
+from transom.parallel.pipeline import Pipeline, split_micro_batches
 from transom.parallel.sequence import split_loss_mask
 from transom.planning.flops import FROZEN_WEIGHTS_FACTOR
 from transom.planning.freed_memory import FreedMemoryPolicy
 from transom.training.objectives.auxiliary import auxiliary_objectives
 from transom.training.objectives.objective import Objective, RatioMetric, forward_pass
 from transom.training.out_of_memory import is_out_of_memory, out_of_memory_error, release_memory, unsplittable
+from transom.training.pipeline_loss import PipelineLoss
 
 
 class GeneratorStates:
@@ -102,6 +104,7 @@ class TrainStep:
         ranks: Ranks = SINGLE_RANK,
         freed_memory: FreedMemoryPolicy | None = None,
         filler: Callable[[], Batch] | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
         """Keep model and optimizer, and build the auxiliary objectives that the model needs.
 
@@ -115,16 +118,17 @@ class TrainStep:
             freed_memory: whether freed memory is kept, and a way to give it back; None without one.
             filler: returns any batch of this rank's samples, for a pass that only serves the other ranks; required if ``ranks`` need equal
                 numbers of passes.
+            pipeline: this rank's stage of the model; None if the model is not split into stages.
         """
         self.model = model
         self.optimizer = optimizer
         self.training = training
         self.dtype = dtype
         self.backward_flops_fraction = 1.0 if all(p.requires_grad for p in model.parameters()) else FROZEN_WEIGHTS_FACTOR
-        self.ranks, self.gradients = ranks, Gradients(model, ranks)
+        self.ranks, self.pipeline, self.gradients = ranks, pipeline, Gradients(model, ranks, pipeline)
         self.device = model.device
         self.objective = objective
-        self.auxiliary = auxiliary_objectives(model, ranks.tokens)
+        self.auxiliary = auxiliary_objectives(model, ranks.tokens, None if pipeline is None else pipeline.record)
         self.metrics: dict[str, RatioMetric] = {key: ratio for each in self.auxiliary for key, ratio in each.metrics.items()}
         self.sites = [*self.objective.sites, *(site for each in self.auxiliary for site in each.sites)]
         name_dropout_sites(model)
@@ -170,7 +174,7 @@ class TrainStep:
         grad_norm = self.gradients.clip_norm(self.training.max_grad_norm or float("inf"))
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
         self._update(finite, learning_rate)
-        measured = {name: value for each in self.auxiliary for name, value in each.after_update(finite).items()}
+        measured = {name: value for each in self.auxiliary for name, value in each.after_update(finite, self.ranks.stages).items()}
         return StepResult(
             loss,
             nll,
@@ -191,23 +195,19 @@ class TrainStep:
             ConfigError: memory ran out, and smaller micro-batches are impossible.
         """
         loss = nll = 0.0
+        prepared = list[Batch]()
         failed, parts = False, [part for batch in micro_batches for part in split_rows(batch, self.n_splits)]
         try:
+            if self.pipeline is not None:
+                parts = split_micro_batches(parts, self.pipeline.n_stages)
             prepared = [self.objective.prepare(batch.to(self.device)) for batch in parts]
             idle = self._missing_passes(len(prepared))
             with self.autocast():
                 for each in self.auxiliary:
                     each.prepare(prepared, idle)
-            for batch in prepared:
-                mean_loss, micro_loss, micro_nll = self._forward(batch, self.objective.n_copies * n_target_tokens)
-                self.scaler.scale(mean_loss).backward()
-                loss, nll = loss + micro_loss.item(), nll + micro_nll.item()
-            for batch in idle:
-                with self.autocast():
-                    idle_loss = self.objective.loss(forward_pass(self.model, batch, self.sites)).backward_loss
-                (0.0 * idle_loss).backward()
+            loss, nll = self._forward_backward(prepared, idle, self.objective.n_copies * n_target_tokens)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or self.ranks.need_equal_passes or (self.auxiliary and self.ranks.world.size > 1):
+            if not is_out_of_memory(error) or self.ranks.splits_model or (self.auxiliary and self.ranks.world.size > 1):
                 raise  # other ranks wait in a collective of a pass, or of the auxiliary objectives
             failed = True
         largest = max((len(part.sample_ids) for part in parts), default=0)
@@ -235,6 +235,28 @@ class TrainStep:
         assert self.filler is not None, "ranks that need equal numbers of passes have a filler"
         return [self.objective.prepare(split_rows(self.filler(), self.n_splits)[0].to(self.device))] * n_missing
 
+    def _forward_backward(self, micro_batches: Sequence[Batch], idle: Sequence[Batch], n_target_tokens: float) -> tuple[float, float]:
+        """Add the gradients of micro-batches; return this rank's summed loss and negative log-likelihood.
+
+        The passes over ``idle`` serve other ranks and have weight 0.
+        """
+        loss = nll = 0.0
+        if self.pipeline is not None:
+            softcap = self.model.logit_softcap if self.pipeline.module.is_last else None
+            stage_loss = PipelineLoss(self.objective, self.auxiliary, n_target_tokens, softcap, self.ranks.loss_part, self.scaler.scale)
+            sites, batches = [site for each in self.auxiliary for site in each.sites], [*micro_batches, *idle]
+            sums = self.pipeline.forward_backward(batches, stage_loss, sites, self.objective.sites, n_counted=len(micro_batches))
+            return sums if self.pipeline.module.is_last else (0.0, 0.0)
+        for batch in micro_batches:
+            mean_loss, micro_loss, micro_nll = self._forward(batch, n_target_tokens)
+            self.scaler.scale(mean_loss).backward()
+            loss, nll = loss + micro_loss.item(), nll + micro_nll.item()
+        for batch in idle:
+            with self.autocast():
+                idle_loss = self.objective.loss(forward_pass(self.model, batch, self.sites)).backward_loss
+            (0.0 * idle_loss).backward()
+        return loss, nll
+
     def _forward(self, batch: Batch, n_target_tokens: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, ""]]:
         """Return a micro-batch's contribution to the mean loss of the whole batch, and its summed loss and negative log-likelihood."""
         with self.autocast():
@@ -261,6 +283,10 @@ class TrainStep:
     def _non_finite_samples(self, micro_batches: Sequence[Batch]) -> tuple[int, ...]:
         """Return the IDs of the batch's samples with non-finite logits; all its sample IDs if no logits are non-finite."""
         non_finite: list[int] = []
+        if self.pipeline is not None:  # no rank has the whole model
+            return tuple(
+                dict.fromkeys(self.ranks.batch.all_gather_lists([sample for batch in micro_batches for sample in batch.sample_ids]))
+            )
         idle = self._missing_passes(len(micro_batches))
         with torch.no_grad(), self.autocast():
             for batch in micro_batches:

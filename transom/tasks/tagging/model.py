@@ -4,9 +4,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transom.config.component_registry import implements
+from transom.layers.context import StackContext
 from transom.layers.dropout import Dropout
-from transom.layers.observe import ActivationRecorder
-from transom.models.encoder import EncoderBatch, EncoderOnlyTransformer
+from transom.models.base import SequencesLike
+from transom.models.encoder import EncoderOnlyTransformer
 from transom.tasks.tagging.schema import TokenTaggerConfig
 
 
@@ -26,6 +27,8 @@ class TokenTagger(EncoderOnlyTransformer):
         self.dropout = Dropout(config.classifier_dropout)
         self.unembedding = nn.Linear(config.d_model, len(config.classes), config.head_bias)
 
-    def last_hidden_state(self, batch: EncoderBatch, observer: ActivationRecorder | None = None) -> Float[Tensor, "batch source d_model"]:
-        """Return the last hidden state of each token after dropout, which is the input of the linear classifier."""
-        return self.dropout(self.encode(batch.source, self.context(batch.source, observer)))
+    def head(
+        self, states: Float[Tensor, "batch source d_model"], text: SequencesLike, ctx: StackContext
+    ) -> Float[Tensor, "batch source d_model"]:
+        """Return the state of each token after dropout, which is the input of the linear classifier."""
+        return self.dropout(states)

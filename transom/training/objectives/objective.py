@@ -1,7 +1,7 @@
 """Base classes of objectives: the loss of a task, cross-entropy for most, and auxiliary terms of model components."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -12,6 +12,7 @@ from transom.data.batch import Batch
 from transom.layers.dropout import keyed_rows
 from transom.layers.observe import ActivationRecorder
 from transom.models.base import Network
+from transom.parallel.collectives import SINGLE_PROCESS, World
 from transom.training.losses import linear_cross_entropy
 
 
@@ -44,6 +45,10 @@ def forward_pass(model: Network, batch: Batch, sites: Sequence[str] = ()) -> For
     passes = recorder.passes
     activations = {site: [each[site] for each in passes if site in each] for site in sites}
     return ForwardPass(batch, hidden, weight, activations, batch.loss_mask, model.logit_softcap)
+
+
+RecordActivations = Callable[[Sequence[Batch], Sequence[str]], Iterable[Mapping[str, Sequence[Tensor]]]]
+"""Runs a model on micro-batches and yields the activations at some sites per micro-batch, as in ``ForwardPass``."""
 
 
 class MicroBatchLoss(NamedTuple):
@@ -124,10 +129,12 @@ class AuxiliaryObjective:
     Attributes:
         metrics: metrics by their keys in ``metrics.jsonl``.
         sites: names of the activations to record for ``loss``.
+        record: runs the model for an objective that needs activations of the whole batch before the first loss.
     """
 
     metrics: ClassVar[Mapping[str, RatioMetric]] = {}
     sites: Sequence[str] = ()
+    record: RecordActivations
 
     def prepare(self, micro_batches: Sequence[Batch], idle: Sequence[Batch] = ()) -> None:
         """Start a step with these micro-batches, which are on the model's device.
@@ -139,10 +146,11 @@ class AuxiliaryObjective:
         """Compute a micro-batch's contribution to the mean loss of the batch."""
         return 0.0
 
-    def after_update(self, updated: bool) -> Mapping[str, float]:
+    def after_update(self, updated: bool, stages: World = SINGLE_PROCESS) -> Mapping[str, float]:
         """Finish a step; return the sums over all processes from which its metrics are computed.
 
         Args:
             updated: False if the step was skipped for a non-finite loss or gradient.
+            stages: the ranks of a pipeline's stages, which have other modules than this one.
         """
         return {}

@@ -12,8 +12,8 @@ from transom.data.batch import Batch
 from transom.layers.mixture_of_depths import DepthRouter, router_bce_sum
 from transom.layers.mixture_of_experts import MixtureOfExperts, expert_load, load_balancing_loss, router_z_loss_sum, update_router_bias
 from transom.models.base import Network
-from transom.parallel.collectives import World
-from transom.training.objectives.objective import N_UPDATES, AuxiliaryObjective, ForwardPass, RatioMetric, forward_pass
+from transom.parallel.collectives import SINGLE_PROCESS, World
+from transom.training.objectives.objective import N_UPDATES, AuxiliaryObjective, ForwardPass, RatioMetric
 
 _Passes = list[tuple[Float[Tensor, "_ _ ..."], Bool[Tensor, "_ _"]]]
 """Logits, (batch, length, ...), and token mask of each pass through a router; the length may differ between passes."""
@@ -36,9 +36,9 @@ class _RouterObjective(AuxiliaryObjective):
             ]
             self._n_tokens = dict(zip(self.sites, self._world.all_reduce_scalars(*n_tokens), strict=True))
 
-    def _passes(self, site: str, forward: ForwardPass) -> _Passes:
+    def _passes(self, site: str, batch: Batch, activations: Mapping[str, Sequence[Tensor]]) -> _Passes:
         """Return logits and token mask of each pass through the router at ``site``."""
-        return list(zip(forward.activations[site], self._model.token_masks(site, forward.batch), strict=True))
+        return list(zip(activations[site], self._model.token_masks(site, batch), strict=True))
 
 
 class ExpertLoadBalancing(_RouterObjective):
@@ -65,19 +65,18 @@ class ExpertLoadBalancing(_RouterObjective):
         if self._n_tokens and any(isinstance(each.config.load_balancing, AuxLossBalancingConfig) for each in self._mixtures.values()):
             device, counts = self._model.device, self._zeros()
             with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):  # training draws the same numbers
-                for batch in micro_batches:
-                    forward = forward_pass(self._model, batch, self.sites)
+                for batch, activations in zip(micro_batches, self.record(micro_batches, self.sites), strict=True):
                     for site, mixture in self._mixtures.items():
-                        counts[site] += _count_assignments(mixture, self._passes(site, forward))[0]
-                for batch in idle:
-                    forward_pass(self._model, batch, self.sites)
+                        counts[site] += _count_assignments(mixture, self._passes(site, batch, activations))[0]
+                for _ in self.record(idle, self.sites) if idle else ():
+                    pass  # the passes of other ranks need these
             self._batch_counts = dict(zip(counts, self._world.all_reduce(list(counts.values())), strict=True))
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
         """Compute a micro-batch's contribution to the balancing losses and router z-losses of all layers."""
         total: Tensor | float = 0.0
         for site, mixture in self._mixtures.items():
-            passes = self._passes(site, forward)
+            passes = self._passes(site, forward.batch, forward.activations)
             counts, dropped = _count_assignments(mixture, passes)
             self._counts[site] += counts
             self._n_overflow += dropped
@@ -92,7 +91,7 @@ class ExpertLoadBalancing(_RouterObjective):
                 )
         return total
 
-    def after_update(self, updated: bool) -> Mapping[str, float]:
+    def after_update(self, updated: bool, stages: World = SINGLE_PROCESS) -> Mapping[str, float]:
         """Update the balancing biases, unless the step was skipped.
 
         Returns:
@@ -105,7 +104,10 @@ class ExpertLoadBalancing(_RouterObjective):
             learns = updated and mixture.router.weight.requires_grad
             if learns and isinstance(mixture.config.load_balancing, BiasBalancingConfig) and mixture.bias is not None:
                 mixture.bias.copy_(update_router_bias(mixture.bias, counts, mixture.config.load_balancing.bias_update_rate))
-        return {"max_expert_load": max((counts.max() / counts.mean()).item() for counts in every), "expert_overflow": int(dropped)}
+        largest = max((counts.max() / counts.mean()).item() for counts in every)
+        of_stages = stages.all_gather(torch.tensor([largest, dropped], dtype=torch.float64))
+        loads, overflows = zip(*(each.tolist() for each in of_stages), strict=True)
+        return {"max_expert_load": max(loads), "expert_overflow": int(sum(overflows))}
 
     def _zeros(self) -> dict[str, Int[Tensor, "n_experts"]]:
         device = self._model.device
@@ -145,7 +147,7 @@ class DepthRouterLoss(_RouterObjective):
         """Compute a micro-batch's contribution to the cross-entropy between the routers' scores and their selection by rank."""
         total: Tensor | float = 0.0
         for site, router in self._routers.items():
-            passes = self._passes(site, forward)
+            passes = self._passes(site, forward.batch, forward.activations)
             n_tokens = self._n_tokens.get(site, sum(int(token_mask.sum()) for _, token_mask in passes))
             for r, token_mask in passes:
                 chosen = router.select(r, token_mask)
@@ -155,7 +157,7 @@ class DepthRouterLoss(_RouterObjective):
                 ]
         return total
 
-    def after_update(self, updated: bool) -> Mapping[str, float]:
+    def after_update(self, updated: bool, stages: World = SINGLE_PROCESS) -> Mapping[str, float]:
         """Return three counts over all routed blocks: tokens, tokens selected by rank, and tokens selected by the causal prediction."""
         return dict(
             zip(("routed_tokens", "routed_chosen", "routed_causal"), map(int, self._world.all_reduce_scalars(*self._n_routed)), strict=True)

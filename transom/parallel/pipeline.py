@@ -1,0 +1,233 @@
+"""Pipeline parallelism: stages of consecutive blocks on different processes, under the 1F1B schedule of PyTorch.
+
+Each stage computes one micro-batch forward, then one backward, in turn, so that it keeps the activations of at most as many micro-batches
+as there are stages (Narayanan et al. 2019, section 3.2; Narayanan et al. 2021, figure 4, without interleaving). With p stages and m
+micro-batches of equal time, a stage waits for the fraction (p - 1) / (m + p - 1) of a step (Huang et al. 2019, section 2.3).
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import DTensor
+
+from transom.data.batch import Batch, split_rows
+from transom.models.base import Network
+from transom.parallel.collectives import ProcessLostError
+from transom.parallel.pipeline_split import keep_stage, list_stage_parameters
+from transom.parallel.pipeline_stage import Activations, LossFunction, PipelineModule
+
+
+def split_micro_batches(micro_batches: Sequence[Batch], n_stages: int) -> list[Batch]:
+    """Split the rows of micro-batches evenly so that there are at least ``n_stages``, if they have enough rows.
+
+    The result depends on the rows only, so it is the same on all stages.
+    """
+    n_parts = -(-n_stages // max(1, len(micro_batches)))
+    return [part for batch in micro_batches for part in split_rows(batch, n_parts)]
+
+
+class Pipeline:
+    """One stage of a model that is split over the ranks of a group.
+
+    All ranks of the group call each method, with the same micro-batches: hidden states travel, tokens do not.
+
+    Attributes:
+        module: this stage's part of the computation; its ``model`` keeps the names of the whole model. ``fully_shard`` wraps this module,
+            after its blocks and before the optimizer is built.
+        stages: numbers of the blocks of each stage.
+        index: number of this stage.
+        parameters: names of the parameters that each stage needs.
+    """
+
+    def __init__(
+        self, model: Network, group: ProcessGroup, stages: Sequence[range], autocast: Callable[[], torch.autocast], dtype: torch.dtype
+    ) -> None:
+        """Keep this process's stage of ``model`` and remove all others.
+
+        Args:
+            model: the whole model, equal on all ranks; its parameters of other stages are removed.
+            group: ranks of the pipeline, one per stage: ``mesh.get_group("pipeline")``.
+            stages: numbers of the blocks of each stage, from ``balance_stages``.
+            autocast: returns the context in which matrix products use the dtype of the run.
+            dtype: dtype of the residual stream.
+
+        Raises:
+            ConfigError: the model is of no family that can be split.
+        """
+        self.group, self.stages, self.index = group, stages, group.rank()
+        self.parameters = list_stage_parameters(model, stages)
+        keep_stage(model, stages, self.index)
+        self.module = PipelineModule(model, stages, self.index, autocast)
+        self._dtype = dtype
+
+    @property
+    def n_stages(self) -> int:
+        """Number of stages."""
+        return len(self.stages)
+
+    @property
+    def counted(self) -> list[nn.Parameter]:
+        """Parameters of this stage that no earlier stage has: over all stages, each parameter of the whole model once."""
+        earlier = {name for names in self.parameters[: self.index] for name in names}
+        return [p for name, p in self.module.model.named_parameters() if name not in earlier]
+
+    def forward_backward(
+        self,
+        micro_batches: Sequence[Batch],
+        loss: LossFunction,
+        sites: Sequence[str] = (),
+        carried: Sequence[str] = (),
+        n_passes: int = 0,
+        n_counted: int | None = None,
+    ) -> tuple[float, float]:
+        """Compute the gradients of a step, summed over micro-batches, into ``.grad`` of this stage's parameters.
+
+        With fewer micro-batches than stages or passes, the last one is repeated, without contribution to loss and gradients.
+
+        Args:
+            micro_batches: micro-batches of any shapes, on the model's device; at least one.
+            loss: computes the loss of a micro-batch on this stage.
+            sites: activations of this stage that the loss reads.
+            carried: residual streams after blocks (``resid_post``) that the loss on the last stage reads.
+            n_passes: number of passes, where other ranks with shards of this stage have more micro-batches.
+            n_counted: number of first micro-batches that contribute to loss and gradients; by default all.
+
+        Returns:
+            Loss and negative log-likelihood, summed over the micro-batches, equal on all stages.
+        """
+        n = max(n_passes, self.n_stages, len(micro_batches))
+        batches = [*micro_batches, *[micro_batches[-1]] * (n - len(micro_batches))]
+        self.module.start(batches, loss, sites, carried, len(micro_batches) if n_counted is None else n_counted)
+        with _name_lost_process(self.n_stages):
+            self._run(n, backward=True)
+            for parameter, owners in self._shared_parameters():
+                if parameter.requires_grad:
+                    _sum_gradient(parameter, owners, self.group)
+            distributed.broadcast(self.module.sums, group=self.group, group_src=self.n_stages - 1)
+        summed_loss, nll = self.module.sums.tolist()
+        return summed_loss, nll
+
+    def record(self, micro_batches: Sequence[Batch], sites: Sequence[str]) -> list[Activations]:
+        """Run the model forward on micro-batches, without gradients; return this stage's activations at ``sites`` per micro-batch."""
+        n = max(self.n_stages, len(micro_batches))
+        self.module.start([*micro_batches, *[micro_batches[-1]] * (n - len(micro_batches))], None, sites)
+        with torch.no_grad(), _name_lost_process(self.n_stages):
+            self._run(n, backward=False)
+        return self.module.recorded[: len(micro_batches)]
+
+    def _run(self, n: int, backward: bool) -> None:
+        """Run ``n`` micro-batches through this stage, with buffers of the size of the largest."""
+        received, sent = (
+            torch.empty(size, dtype=self._dtype, device="meta", requires_grad=backward)
+            for size in (self.module.received_size, self.module.sent_size)
+        )
+        is_first, is_last = self.index == 0, self.module.is_last
+        stage = PipelineStage(
+            self.module,
+            self.index,
+            self.n_stages,
+            self.module.model.device,
+            input_args=() if is_first else (received,),
+            output_args=(sent,),
+            group=self.group,
+        )
+        loss = (lambda output, target: output) if backward else None
+        schedule = Schedule1F1B(stage, n, loss, scale_grads=False)
+        schedule.step(target=torch.empty(n) if backward and is_last else None, return_outputs=False)
+
+    def _shared_parameters(self) -> list[tuple[nn.Parameter, list[int]]]:
+        """Return this stage's parameters that other stages have too, with the stages that have them, in the same order on all stages."""
+        found = []
+        for name, p in self.module.model.named_parameters():
+            owners = [i for i, names in enumerate(self.parameters) if name in names]
+            if len(owners) > 1:
+                found.append((name, p, owners))
+        return [(p, owners) for _, p, owners in sorted(found, key=lambda each: each[0])]
+
+
+@torch.no_grad()
+def _sum_gradient(parameter: nn.Parameter, owners: Sequence[int], group: ProcessGroup) -> None:
+    """Sum the gradient of a parameter over the stages that have it; a stage without a gradient contributes zeros.
+
+    Each stage sends its gradient to the others, and all add them in the order of the stages, so that the copies stay equal. For the two
+    stages of a tied embedding this sends as much as an all-reduce, and it needs no further process group.
+    """
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    own = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+    own, total = own.contiguous(), own
+    gradients = {stage: own if stage == group.rank() else torch.empty_like(own) for stage in owners}
+    operations = [
+        distributed.P2POp(operation, x, group=group, group_peer=stage)
+        for stage, gradient in gradients.items()
+        if stage != group.rank()
+        for operation, x in ((distributed.isend, own), (distributed.irecv, gradient))
+    ]
+    for work in distributed.batch_isend_irecv(operations):
+        work.wait()
+    total.copy_(reduce(torch.add, gradients.values()))
+
+
+def gather_tensors(tensors: Mapping[str, Tensor], group: ProcessGroup) -> dict[str, Tensor] | None:
+    """Collect the tensors of all stages, by name, on the first; return None on the others.
+
+    All ranks of the group call this function. Of tensors with one name, such as tied parameters, the first stage's is kept.
+
+    Args:
+        tensors: this stage's tensors, such as its state dict or the state of its optimizer; whole tensors, no shards.
+        group: ranks of the pipeline.
+    """
+    device = next(iter(tensors.values())).device
+    header = json.dumps([[name, list(x.shape), str(x.dtype).removeprefix("torch.")] for name, x in tensors.items()]).encode()
+    if group.rank() > 0:
+        length = torch.tensor([len(header)], device=device)
+        for x in (length, torch.frombuffer(bytearray(header), dtype=torch.uint8).to(device), *map(_as_bytes, tensors.values())):
+            if x.numel():
+                distributed.send(x, group=group, group_dst=0)
+        return None
+    found = dict(tensors)
+    for stage in range(1, group.size()):
+        for name, shape, dtype in json.loads(bytes(_receive_header(stage, group, device).tolist())):
+            x = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            if x.numel():
+                distributed.recv(_as_bytes(x), group=group, group_src=stage)
+            found.setdefault(name, x)
+    return found
+
+
+def _receive_header(stage: int, group: ProcessGroup, device: torch.device) -> Tensor:
+    length = torch.zeros(1, dtype=torch.long, device=device)
+    distributed.recv(length, group=group, group_src=stage)
+    header = torch.empty(int(length), dtype=torch.uint8, device=device)
+    distributed.recv(header, group=group, group_src=stage)
+    return header
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    """Return a tensor's bytes; a view of it if it is contiguous."""
+    return x.detach().contiguous().view(-1).view(torch.uint8)
+
+
+@contextmanager
+def _name_lost_process(n_stages: int) -> Iterator[None]:
+    """Raise ``ProcessLostError`` if a connection closes, and an error of this stage's own computation as it is.
+
+    The library wraps errors of the computation in RuntimeError; gloo raises one when a connection closes.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if error.__cause__ is not None:
+            raise error.__cause__ from None
+        if type(error) is not RuntimeError and not isinstance(error, distributed.DistError):
+            raise
+        raise ProcessLostError(
+            f"expected {n_stages} running pipeline stages, found that a process has exited; the last checkpoint is kept: continue with"
+            " --resume"
+        ) from error
