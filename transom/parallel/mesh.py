@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from functools import cached_property
+from itertools import combinations
 
 import torch
 from torch import distributed
@@ -32,10 +33,10 @@ class Ranks:
     """
 
     def __init__(self, world: World, layout: ParallelConfig, device: torch.device) -> None:
-        """Arrange the ranks of ``world``, whose number is that of ``layout``."""
+        """Arrange the ranks of ``world``, whose number is that of ``layout``; all of them must do so at the same time."""
         assert world.size == layout.n_processes
         self.world, self.layout, self.device = world, layout, device
-        self._groups: dict[tuple[int, ...], World] = {}
+        self._create_groups()
 
     @cached_property
     def mesh(self) -> DeviceMesh:
@@ -79,16 +80,19 @@ class Ranks:
         return self.along(BATCH_AXES)
 
     def along(self, axes: Collection[str]) -> World:
-        """Return the ranks that differ from this one in ``axes`` only; all of them must ask for it at the same point of the run."""
-        ranks = tuple(self.layout.ranks_along(self.world.rank, axes))
-        if len(ranks) == 1:
-            return SINGLE_PROCESS
-        if len(ranks) == self.world.size:
-            return self.world
-        if ranks not in self._groups:
-            group = distributed.new_group(list(ranks), timeout=TIMEOUT, use_local_synchronization=True)
-            self._groups[ranks] = World(ranks.index(self.world.rank), len(ranks), group)
-        return self._groups[ranks]
+        """Return the ranks that differ from this one in ``axes`` only."""
+        return self._along[frozenset(axes) & self._active]
+
+    def _create_groups(self) -> None:
+        """Create a process group for each set of axes, in the same order on all ranks, as PyTorch requires."""
+        self._active = frozenset(axis for axis in self.layout.AXES if getattr(self.layout, axis) > 1)
+        self._along = {frozenset[str](): SINGLE_PROCESS, self._active: self.world}
+        for n in range(1, len(self._active)):
+            for axes in combinations(sorted(self._active), n):
+                for ranks in sorted({tuple(self.layout.ranks_along(rank, axes)) for rank in range(self.world.size)}):
+                    group = distributed.new_group(list(ranks), timeout=TIMEOUT)
+                    if self.world.rank in ranks:
+                        self._along[frozenset(axes)] = World(ranks.index(self.world.rank), len(ranks), group)
 
 
 SINGLE_RANK = Ranks(SINGLE_PROCESS, ParallelConfig(), torch.device("cpu"))

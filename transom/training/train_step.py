@@ -284,9 +284,8 @@ class TrainStep:
         """Return the IDs of the batch's samples with non-finite logits; all its sample IDs if no logits are non-finite."""
         non_finite: list[int] = []
         if self.pipeline is not None:  # no rank has the whole model
-            return tuple(
-                dict.fromkeys(self.ranks.batch.all_gather_lists([sample for batch in micro_batches for sample in batch.sample_ids]))
-            )
+            samples = [sample for batch in micro_batches for sample in batch.sample_ids]
+            return tuple(dict.fromkeys(self.ranks.batch.all_gather_lists(samples)))
         idle = self._missing_passes(len(micro_batches))
         with torch.no_grad(), self.autocast():
             for batch in micro_batches:
