@@ -28,8 +28,8 @@ from transom.layers.position_encoding import apply_rotary
 from transom.layers.value_residual import ValueResidualTerm
 
 
-# Masks for cross-attention (same_segment_mask in training, non_padding_mask in decoding) and for inference backends. The mask of
-# self-attention, causal in a decoder and within segments, is built in layers/masks.
+# Masks for cross-attention in decoding (non_padding_mask) and for inference backends. The masks of cross-attention in training and of
+# self-attention, causal in a decoder and within segments, are built in layers/masks.
 def same_segment_mask(queries: Int[Tensor, "batch query"], keys: Int[Tensor, "batch key"]) -> Bool[Tensor, "batch 1 query key"]:
     """Return a mask that is True where query and key have the same segment id. Padding, segment 0, attends to padding only."""
     return (queries[:, :, None] == keys[:, None, :])[:, None]
