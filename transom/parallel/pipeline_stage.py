@@ -8,7 +8,7 @@ different shapes are padded to the same number of elements, since the library's 
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -50,6 +50,7 @@ class StageLoss(NamedTuple):
     nll: Float[Tensor, ""] | float = 0.0
 
 
+@runtime_checkable
 class LossFunction(Protocol):
     """Computes the loss of a micro-batch on one stage."""
 
