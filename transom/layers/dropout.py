@@ -146,7 +146,7 @@ class KeyedMasks(NamedTuple):
         words = _hash_words(seeds, queries[:, None] + query, bytes_before // 8)
         return _scale_kept(words.bitwise_right_shift_(bytes_before[..., None, :] % 8 * 8).to(dtype), p, x.dtype)
 
-    def _of_outer(self, sizes: Sequence[int], offsets: Sequence[int]) -> Int[Tensor, "rows *outer"]:
+    def _of_outer(self, sizes: Sequence[int], offsets: Sequence[int]) -> Int[Tensor, "rows *axes"]:
         """Return the keys with the indices along the outer axes, such as the heads, hashed into them."""
         keys = self.keys
         for size, offset in zip(sizes, offsets, strict=False):
@@ -154,12 +154,12 @@ class KeyedMasks(NamedTuple):
         return keys
 
 
-def _indices(first: int, n: int, like: Tensor) -> Int[Tensor, "n"]:
+def _indices(first: int, n: int, like: Tensor) -> Int[Tensor, "length"]:
     return torch.arange(first, first + n, device=like.device)
 
 
-def _hash_words(keys: Int[Tensor, "*outer"], tokens: Int[Tensor, "... n_tokens"], words: Int[Tensor, "... n_words"]) -> Tensor:
-    """Return the 64-bit words (*outer, n_tokens, n_words) at the given indices of tokens and of words in a token."""
+def _hash_words(keys: Int[Tensor, "*axes"], tokens: Int[Tensor, "..."], words: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """Return the 64-bit words (*axes, token, word) at the indices of tokens (..., token) and of words in a token (..., word)."""
     return _absorb(keys[..., None, None], (tokens[..., :, None] << 32) + words[..., None, :])
 
 
