@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from tests.checkpoints.checking import names
 from tests.parallel.ranks import run_on_ranks
-from transom.checkpoints import piece_files, save_pieces
+from transom.checkpoints import save_pieces
 from transom.checkpoints.checkpoint import Checkpoints
 from transom.checkpoints.pieces import Piece
 from transom.errors import CheckpointError, DiskError
@@ -39,9 +39,6 @@ class Model(nn.Module):
         self.unused = nn.Parameter(torch.ones(3, 2))
         self.register_buffer("count", torch.tensor(3))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.down(self.up(x).relu()))
-
 
 def built(shard: int = 1, tensor: int = 1) -> tuple[Model, torch.optim.Optimizer]:
     """Build the model and its optimizer in a layout, from the same seed on all ranks."""
@@ -57,10 +54,9 @@ def built(shard: int = 1, tensor: int = 1) -> tuple[Model, torch.optim.Optimizer
 
 
 def take_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    torch.manual_seed(4)
-    model(torch.randn(6, 7)).square().sum().backward()
+    for name, x in model.named_parameters():
+        x.grad = None if name == "unused" else x.detach() * 3 + 1
     optimizer.step()
-    optimizer.zero_grad()
 
 
 def groups_of(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> dict[str, dict[str, Piece]]:
@@ -127,13 +123,10 @@ LAYOUTS = [(8, 1), (3, 1), (1, 1), (1, 2), (2, 2)]
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
-        ((8, 1), (3, 1)),
-        ((3, 1), (1, 1)),
-        ((1, 1), (1, 2)),
-        ((1, 2), (2, 2)),
+        ((3, 1), (1, 2)),
+        ((2, 2), (3, 1)),
         *(pytest.param(a, b, marks=pytest.mark.long) for a in LAYOUTS for b in LAYOUTS if a != b),
     ],
-    ids=str,
 )
 def test_any_layout_reads_what_another_wrote(tmp_path: Path, saved: tuple[int, int], loaded: tuple[int, int]) -> None:
     expected = run_on_ranks(saved[0] * saved[1], save_in, tmp_path, *saved)[0]
@@ -229,7 +222,7 @@ def test_a_full_disk_of_any_rank_is_the_error_of_one_process(tmp_path: Path, ful
     assert names(checkpoints_of(tmp_path).folder) == {"step-1"}
 
 
-PLACES = ["before its files", "after a file", "after its files", "before the state", "before the manifest"]
+PLACES = ["before its files", "after a file", "after its files", "before the state", "before the rename"]
 
 
 def save_and_die(rank: int, folder: Path, dying: int, place: str) -> None:
@@ -254,7 +247,7 @@ def die_at(place: str) -> None:
     def dying_write(*arguments: Any) -> Any:
         nonlocal n_calls
         n_calls += 1
-        if n_calls == 1 and place == "before its files" or n_calls == 2 and place == "after a file":
+        if (n_calls == 1 and place == "before its files") or (n_calls == 2 and place == "after a file"):
             os._exit(0)
         return write(*arguments)
 
@@ -270,15 +263,20 @@ def die_at(place: str) -> None:
         return state(*arguments)
 
     save_pieces.write_pieces, save_pieces._write_part, save_pieces.state_bytes = dying_write, dying_part, dying_state
-    if place == "before the manifest":
-        os.rename, Path.rename = None, lambda *_: os._exit(0)  # type: ignore[assignment]
+    if place == "before the rename":
+        Path.rename = lambda *_: os._exit(0)  # type: ignore[method-assign, assignment]
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("dying", [0, 1])
+@pytest.mark.parametrize(
+    ("dying", "place"),
+    [
+        (0, "before the rename"),
+        (1, "after a file"),
+        *(pytest.param(0, place, marks=pytest.mark.long) for place in PLACES[:-1]),
+        *(pytest.param(1, place, marks=pytest.mark.long) for place in (PLACES[0], PLACES[2])),
+    ],
+)
 def test_a_rank_killed_while_writing_leaves_the_checkpoint_before(tmp_path: Path, dying: int, place: str) -> None:
-    if dying and place not in PLACES[:3]:
-        pytest.fail("unreachable")
     with pytest.raises(AssertionError, match="rank 0: exited\nrank 1: exited"):
         run_on_ranks(2, save_and_die, tmp_path, dying, place)
     checkpoints = checkpoints_of(tmp_path)
@@ -345,6 +343,3 @@ def test_an_internal_error_of_one_rank_reaches_all(tmp_path: Path) -> None:
         "TransomError rank 1: ZeroDivisionError: division by zero",
         "ZeroDivisionError division by zero",
     ]
-
-
-assert piece_files

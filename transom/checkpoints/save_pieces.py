@@ -59,13 +59,19 @@ def save_pieces(
         folder, origin = path.with_name(name), None if run is None else Origin(run, step)
         parts = peers.on_all(lambda: _write_part(folder, path, whole, pieces, peers.rank, origin))
         on_written()
-        if peers.rank == 0:
+
+        def finish() -> None:
+            if peers.rank:
+                return
             hashes: dict[str, Any] = {}
             for part, of_groups in parts:
-                entries |= part
+                entries.update(part)
                 for group, recorded in of_groups.items():
                     hashes[group] = recorded if isinstance(recorded, str) else hashes.get(group, {}) | recorded
             entries[STATE] = write_new_file(folder / STATE, state_bytes(SHARDED_FORMAT_VERSION, step, run, hashes, state))
+            stack.close()  # renames the folder
+
+        peers.on_all(finish)
 
 
 def _write_part(

@@ -99,6 +99,7 @@ class SharedCheckpoints:
 
     def latest(self, accept: Callable[[int], None]) -> LatestCheckpoint | None:
         """Find the latest checkpoint that every rank accepts; see ``Checkpoints.latest``."""
+        self.wait()
         return self.checkpoints.latest(accept, self._peers)
 
     def save(self, step: int, pieces: Pieces, state: Mapping[str, Any], after: Callable[[], None] = lambda: None) -> None:
@@ -115,7 +116,9 @@ class SharedCheckpoints:
         """
         self.wait()
         whole, names = assign_writers(self._peers.on_all(lambda: describe(pieces)))
-        mine: dict[str, Mapping[str, Piece]] = {group: {name: pieces[group][name] for name in each} for group, each in names[self._peers.rank].items()}
+        mine: dict[str, Mapping[str, Piece]] = {
+            group: {name: pieces[group][name] for name in each} for group, each in names[self._peers.rank].items()
+        }
         if self._peers.rank == 0:
             mine |= {group: pieces[group] for group in pieces if group in whole}
         copies = _copy(mine, self._peers.size)
@@ -147,6 +150,7 @@ class SharedCheckpoints:
 
     def names_elsewhere(self, names: Collection[str]) -> frozenset[str]:
         """Return the names of tensors of which only other ranks hold pieces, such as those of other pipeline stages."""
+        self.wait()
         return frozenset(name for each in self._peers.on_all(lambda: list(names)) for name in each) - frozenset(names)
 
     def _write(self, job: "_Job") -> None:
