@@ -22,9 +22,17 @@ from transom.checkpoints.pieces import Piece
 from transom.errors import CheckpointError, DiskError
 from transom.parallel import shared_checkpoints
 from transom.parallel.collectives import ProcessLostError, World
-from transom.parallel.local_pieces import local_pieces, read_like
+from transom.parallel.local_pieces import local_pieces
 from transom.parallel.shared_checkpoints import SharedCheckpoints
-from transom.training.train_state import load_optimizer, load_trainable, optimizer_tensors, trainable_tensors
+from transom.training import resume
+from transom.training.train_state import (
+    CheckpointState,
+    TrainState,
+    load_optimizer,
+    load_trainable,
+    optimizer_tensors,
+    trainable_tensors,
+)
 
 RUN = "0123456789abcdef" * 2
 STATE = {"position": 7, "loss": 0.1}
@@ -91,19 +99,20 @@ def all_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
 
 
 def load_in(rank: int, folder: Path, shard: int, tensor: int) -> dict[str, dict[str, Tensor]] | None:
-    """Load the latest checkpoint in a layout, after other steps; return the whole tensors."""
+    """Load the latest checkpoint into other weights and a new optimizer in a layout, as a resumed run does; return the whole tensors."""
     model, optimizer = built(shard, tensor)
-    take_step(model, optimizer)
-    take_step(model, optimizer)
+    with torch.no_grad():
+        for x in model.parameters():
+            x.zero_()
     with SharedCheckpoints(checkpoints_of(folder), World(rank, shard * tensor)) as shared:
         newest = shared.latest(lambda step: None)
     assert newest is not None
     groups, state, _ = shared.checkpoints.open(newest.step)
     assert state == STATE
-    load_trainable(model, {name: read_like(groups["model"], name, x) for name, x in trainable_tensors(model).items()})
-    load_optimizer(
-        model, optimizer, {name: read_like(groups["optimizer"], name, x) for name, x in optimizer_tensors(model, optimizer).items()}
-    )
+    load_trainable(model, resume._read_weights(groups["model"], trainable_tensors(model), ()))
+    progress = CheckpointState(progress=TrainState(step=newest.step), scaler=None, snapshots=[])
+    moments = groups["optimizer"]
+    load_optimizer(model, optimizer, resume._read_optimizer(moments, {x: x for x in moments.specs}, progress, model, optimizer, ()))
     gathered = {group: {name: whole(x.detach()) for name, x in xs.items()} for group, xs in all_tensors(model, optimizer).items()}
     return gathered if rank == 0 else None
 
@@ -313,11 +322,16 @@ def test_ranks_resume_from_the_same_checkpoint(tmp_path: Path) -> None:
 
 
 def save_stages(rank: int, folder: Path) -> None:
-    """Save as pipeline stages: each rank holds tensors of its own names, and both hold one."""
+    """Save and load as pipeline stages: each rank holds tensors of its own names, and both hold one."""
     mine = {f"blocks.{rank}.weight": torch.full((2, 3), float(rank)), "embedding.weight": torch.ones(4)}
     with SharedCheckpoints(checkpoints_of(folder), World(rank, 2)) as shared:
         shared.save(1, {"model": local_pieces(mine)}, STATE)
-        assert shared.names_elsewhere(mine) == {f"blocks.{1 - rank}.weight"}
+        elsewhere = shared.names_elsewhere(mine)
+    assert elsewhere == {f"blocks.{1 - rank}.weight"}
+    saved = shared.checkpoints.open(1).groups["model"]
+    assert_same({"model": resume._read_weights(saved, mine, elsewhere)}, {"model": mine})
+    with pytest.raises(CheckpointError, match=rf"expected the 2 tensors of this run, found 'blocks.{1 - rank}.weight' unexpected"):
+        resume._read_weights(saved, mine, ())
 
 
 def test_stages_hold_names_of_their_own(tmp_path: Path) -> None:

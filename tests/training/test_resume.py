@@ -29,7 +29,7 @@ from transom.training.optimizer import state_specs
 from transom.training.resume import _check_rng_states, load_resume_state
 from transom.training.setup import TrainingSetup
 from transom.training.train_loop import train
-from transom.training.train_state import CheckpointState, TrainState, gather_rng_states, optimizer_parameter_names
+from transom.training.train_state import CheckpointState, TrainState, gather_rng_states, optimizer_parameter_names, restore_rng_states
 from transom.training.train_step import TrainStep
 
 ROOT = Path(__file__).parents[2]
@@ -325,8 +325,11 @@ def test_a_metrics_line_with_a_wrong_field_is_named_before_the_training(run: Pat
     ("harm", "words"),
     [
         (lambda states: states.pop("cpu"), "found none under 'cpu'"),
-        (lambda states: states.pop("rank-1.cpu"), "expected random generator states of 2 processes, found none under 'rank-1.cpu'"),
-        (lambda states: states.update({"rank-2.cpu": states["cpu"]}), "found 'rank-2.cpu'"),
+        (
+            lambda states: states.update({"rank-2.cpu": states.pop("rank-1.cpu")}),
+            "expected random generator states of 2 processes, found none under 'rank-1.cpu'",
+        ),
+        (lambda states: states.update({"cpu.0": states["cpu"]}), "found 'cpu.0'"),
         (lambda states: states.update(cpu=states["cpu"][:-1]), "expected the state of a torch.Generator under 'cpu'"),
         (lambda states: states.update(cpu=torch.full_like(states["cpu"], 255)), "expected the state of a torch.Generator under 'cpu'"),
         (lambda states: states.update(cpu=states["cpu"].float()), r"expected 'cpu' as a vector of uint8, found float32\["),
@@ -335,10 +338,20 @@ def test_a_metrics_line_with_a_wrong_field_is_named_before_the_training(run: Pat
 )
 def test_generators_of_every_process_are_checked(harm: Callable[[dict[str, Any]], object], words: str) -> None:
     states = {**gather_rng_states(World()), "rank-1.cpu": torch.get_rng_state(), "cuda.0": torch.get_rng_state()}
-    _check_rng_states(Path("g"), states, 2)
+    _check_rng_states(Path("g"), states)
     harm(states)
     with pytest.raises(CheckpointError, match=words):
-        _check_rng_states(Path("g"), states, 2)
+        _check_rng_states(Path("g"), states)
+
+
+def test_a_new_rank_draws_from_its_own_seed_and_the_others_go_on() -> None:
+    states = {**gather_rng_states(World()), "rank-1.cpu": torch.Generator().manual_seed(7).get_state()}
+    drawn = list[float]()
+    for rank, step in ((0, 5), (1, 5), (2, 5), (3, 5), (2, 6), (2, 5)):
+        restore_rng_states(states, rank, (1, rank, step))
+        drawn.append(torch.rand(()).item())
+    assert len({*drawn}) == 5 and drawn[2] == drawn[5]
+    assert drawn[1] == torch.rand((), generator=torch.Generator().manual_seed(7)).item()
 
 
 def test_the_state_of_a_loss_scaler_comes_back() -> None:

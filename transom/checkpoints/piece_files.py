@@ -53,6 +53,7 @@ class SavedTensors:
     """The tensors of one group of a checkpoint, whole in one file or in pieces in the files of several ranks, of which blocks are read.
 
     Attributes:
+        path: the file; of several, a pattern of their names, for messages.
         specs: dtype and shape of each whole tensor by name.
     """
 
@@ -62,6 +63,8 @@ class SavedTensors:
         Raises:
             CheckpointError: a file is damaged, or the pieces of a tensor leave elements out, overlap or differ in dtype or shape.
         """
+        first = paths[0]
+        self.path = first if len(paths) == 1 else first.with_name(f"{first.name.partition('.')[0]}.*{first.suffix}")
         self.specs: dict[str, TensorSpec] = {}
         self._pieces: dict[str, list[_StoredPiece]] = defaultdict(list)
         for path in paths:
@@ -78,10 +81,6 @@ class SavedTensors:
                     f"{paths[0].parent}: expected pieces with each of the {math.prod(spec.shape):,} elements of tensor {name[:200]!r} once,"
                     f" found {found:,} elements in {', '.join(piece.path.name for piece in self._pieces[name])}"
                 )
-
-    def files(self, name: str) -> list[Path]:
-        """List the files that hold a tensor."""
-        return [piece.path for piece in self._pieces[name]]
 
     def read(self, name: str, block: Block | None = None) -> Tensor:
         """Read a block of a tensor into new memory; by default all of it.

@@ -73,7 +73,7 @@ class RankProcess:
         if (newest := world.broadcast_scalar()) != NO_CHECKPOINT:
             saved = load_resume_state(self.folder.checkpoints, newest, train_step, self.task)
             load_optimizer(self.model, self.optimizer, saved.optimizer)
-            restore_rng_states(saved.generators, self.rank)
+            restore_rng_states(saved.generators, self.rank, (training.seed, self.rank, newest))
             train_step.n_splits = saved.state.progress.n_splits
             step, position = saved.state.progress.step, saved.state.progress.position
         world.broadcast(list(trainable_tensors(self.model).values()))

@@ -1,8 +1,9 @@
 """Training state that checkpoints store, so that a resumed run equals an uninterrupted one bit for bit."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from torch import Tensor, nn
@@ -161,9 +162,18 @@ def gather_rng_states(world: World) -> dict[str, Tensor]:
     return states
 
 
-def restore_rng_states(states: Mapping[str, Tensor], rank: int = 0) -> None:
-    """Set the random generators of this process to the states that ``gather_rng_states`` returned for its rank."""
-    torch.set_rng_state(states[f"rank-{rank}.cpu" if rank else "cpu"])
+def restore_rng_states(states: Mapping[str, Tensor], rank: int = 0, seed: Sequence[int] = ()) -> None:
+    """Set the random generators of this process to the states that ``gather_rng_states`` returned for its rank.
+
+    Args:
+        states: states of the processes that wrote the checkpoint.
+        rank: rank of this process.
+        seed: numbers from which the state is derived if fewer processes wrote the checkpoint: seed, rank and step.
+    """
+    if (state := states.get(f"rank-{rank}.cpu" if rank else "cpu")) is not None:
+        torch.set_rng_state(state)
+    else:
+        torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]))
     for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         if (x := states.get(f"cuda.{i}")) is not None:
             torch.cuda.set_rng_state(x, i)
