@@ -47,20 +47,17 @@ class ProcessGroupPeers:
             TransomError: the error of the first rank whose call failed.
             ProcessLostError: a rank has exited.
         """
-        failed: Exception | None = None
-        message: dict[str, Any] = {}
         try:
-            message["result"] = function()
-        except Exception as error:  # noqa: BLE001 - the others wait for this rank; the error is raised below
-            failed, message = error, {"error": type(error).__name__, "text": str(error)}
-        received = self._gather(json.dumps(message).encode())
-        if failed is not None:
-            raise failed
-        messages = [json.loads(data) for data in received]
+            data = json.dumps({"result": function()}).encode()
+        except Exception as error:
+            self._gather(json.dumps({"error": type(error).__name__, "text": str(error)}).encode())  # for which the others wait
+            raise
+        messages = [json.loads(each) for each in self._gather(data)]
         for rank, each in enumerate(messages):
             if "error" in each:
-                kind = getattr(errors, each["error"], None)
-                raise TransomError(f"rank {rank}: {each['error']}: {each['text']}") if kind is None else kind(each["text"])
+                if (kind := getattr(errors, each["error"], None)) is not None:
+                    raise kind(each["text"])
+                raise TransomError(f"expected rank {rank} to take part in the checkpoint, found {each['error']}: {each['text']}")
         return [each["result"] for each in messages]
 
     def _gather(self, data: bytes) -> list[bytes]:
