@@ -191,8 +191,8 @@ def test_a_hostile_text_in_place_of_json_is_refused(tmp_path, monkeypatch):
 
 def test_a_newer_format_says_so(tmp_path):
     checkpoints = saved(tmp_path, 1)
-    hostile(checkpoints, 1, {"format_version": 4, "files": {}})
-    with pytest.raises(CheckpointError, match="expected format_version 1 to 3, found 4; use the transom version that wrote this file"):
+    hostile(checkpoints, 1, {"format_version": 5, "files": {}})
+    with pytest.raises(CheckpointError, match="expected format_version 1 to 4, found 5; use the transom version that wrote this file"):
         checkpoints.load(1)
 
 

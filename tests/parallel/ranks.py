@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transom.models.build"])
+_CONTEXT.set_forkserver_preload(
+    ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transom.models.build"]
+)
 
 TIMEOUT = timedelta(seconds=120)
 """Timeout of a collective: a test in which a rank waits for ever fails instead."""

@@ -28,9 +28,9 @@ from transom.training import train_loop
 from transom.training.metrics_window import WINDOW_SUMS, read_metrics_history
 from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer, state_specs
-from transom.training.resume import ExpectedTensors, _check_rng_states, load_resume_state
+from transom.training.resume import _check_rng_states, load_resume_state
 from transom.training.setup import TrainingSetup
-from transom.training.train_state import CheckpointState, TrainState, gather_rng_states, optimizer_parameter_names
+from transom.training.train_state import CheckpointState, TrainState, gather_rng_states, optimizer_parameter_names, restore_rng_states
 from transom.training.train_step import TrainStep
 
 ROOT = Path(__file__).parents[2]
@@ -292,7 +292,7 @@ def test_an_older_optimizer_of_format_1_is_told_by_its_steps(tmp_path: Path) -> 
         loss = CrossEntropy(parts.recipe.training.label_smoothing)
         train_step = TrainStep(parts.model, optimizer, parts.recipe.training, torch.float32, loss)
         with pytest.raises(CheckpointError, match=f"expected the optimizer's state after {NEWER} updates, found that after {OLDER}"):
-            load_resume_state(checkpoints, NEWER, train_step, parts.task, ExpectedTensors.of(parts.model, optimizer))
+            load_resume_state(checkpoints, NEWER, train_step, parts.task)
         assert attempt(parts, []) == "older"
 
 
@@ -326,7 +326,11 @@ def test_a_metrics_line_with_a_wrong_field_is_named_before_the_training(run: Pat
     ("harm", "words"),
     [
         (lambda states: states.pop("cpu"), "found none under 'cpu'"),
-        (lambda states: states.update({"rank-x.cpu": states["cpu"]}), "found 'rank-x.cpu'"),
+        (
+            lambda states: states.update({"rank-2.cpu": states.pop("rank-1.cpu")}),
+            "expected random generator states of 2 processes, found none under 'rank-1.cpu'",
+        ),
+        (lambda states: states.update({"cpu.0": states["cpu"]}), "found 'cpu.0'"),
         (lambda states: states.update(cpu=states["cpu"][:-1]), "expected the state of a torch.Generator under 'cpu'"),
         (lambda states: states.update(cpu=torch.full_like(states["cpu"], 255)), "expected the state of a torch.Generator under 'cpu'"),
         (lambda states: states.update(cpu=states["cpu"].float()), r"expected 'cpu' as a vector of uint8, found float32\["),
@@ -339,6 +343,16 @@ def test_generators_of_every_process_are_checked(harm: Callable[[dict[str, Any]]
     harm(states)
     with pytest.raises(CheckpointError, match=words):
         _check_rng_states(Path("g"), states)
+
+
+def test_a_new_rank_draws_from_its_own_seed_and_the_others_go_on() -> None:
+    states = {**gather_rng_states(World()), "rank-1.cpu": torch.Generator().manual_seed(7).get_state()}
+    drawn = list[float]()
+    for rank, step in ((0, 5), (1, 5), (2, 5), (3, 5), (2, 6), (2, 5)):
+        restore_rng_states(states, rank, (1, rank, step))
+        drawn.append(torch.rand(()).item())
+    assert len({*drawn}) == 5 and drawn[2] == drawn[5]
+    assert drawn[1] == torch.rand((), generator=torch.Generator().manual_seed(7)).item()
 
 
 def test_the_state_of_a_loss_scaler_comes_back() -> None:

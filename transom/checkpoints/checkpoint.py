@@ -1,38 +1,48 @@
 """Checkpoints: everything a run needs to resume bit-identically."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from transom.checkpoints.tensors import Origin, hash_tensors, read_metadata, read_tensors, serialize_tensors
+from transom.checkpoints.peers import ALONE, Peers
+from transom.checkpoints.piece_files import SavedTensors
+from transom.checkpoints.tensors import Origin, hash_tensors, read_metadata, read_tensors, serialize_tensors, verify_tensors
 from transom.config.migration import migrate_state
 from transom.errors import CheckpointError, DiskError
 from transom.files.atomic_io import (
     FORMAT_VERSION,
-    Content,
+    SHARDED_FORMAT_VERSION,
+    Entries,
+    Entry,
     json_bytes,
     make_folder,
+    new_folder,
     remove,
     remove_partial_files,
-    write_folder,
     write_manifest,
+    write_new_file,
 )
 from transom.files.safe_read import describe_validation_error, read_json, read_manifest, require_regular_file, verify_files
 
 TensorGroups = dict[str, dict[str, Tensor]]
 """Tensors by group and name; groups are "model", "ema", "optimizer" and "generators" (states of random number generators)."""
 
-_STATE, _SUFFIX, _WEIGHTS = "state.json", ".safetensors", "model.safetensors"
+STATE, SUFFIX = "state.json", ".safetensors"
+"""Name of the file with the state, and suffix of the files with tensors."""
+
+_WEIGHTS = "model"
 _GROUP = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_FILE = re.compile(rf"{_GROUP.pattern}{re.escape(_SUFFIX)}|{re.escape(_STATE)}")
+_RANK = re.compile(r"\.rank-[0-9]{4,9}")
+_FILE = re.compile(rf"{_GROUP.pattern}(?:{_RANK.pattern})?{re.escape(SUFFIX)}|{re.escape(STATE)}")
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 _Step = Annotated[int, Field(ge=0, lt=10**18)]
 _Group = Annotated[str, Field(pattern=rf"^{_GROUP.pattern}$")]
+_PieceFile = Annotated[str, Field(pattern=rf"^{_GROUP.pattern}{_RANK.pattern}{re.escape(SUFFIX)}$")]
 
 
 class _StateDocument(BaseModel):
@@ -42,7 +52,8 @@ class _StateDocument(BaseModel):
         format_version: format of the checkpoint; in format 1, optimizer tensors are named by the number of their parameter.
         step: number of optimizer steps.
         run: id of the run, equal to the one in the metadata of every tensor file; None in format 1.
-        groups: ``hash_tensors`` of each saved group of tensors by name; in format 1, only the names.
+        groups: for each saved group of tensors, ``hash_tensors`` of its whole tensors, or the SHA-256 of each file with pieces of them; in
+            format 1, only the names.
         state: further state for resuming, with the schema ``training.train_state.CheckpointState``.
     """
 
@@ -51,7 +62,7 @@ class _StateDocument(BaseModel):
     format_version: int
     step: _Step
     run: str | None = None
-    groups: dict[_Group, str] | list[_Group]
+    groups: dict[_Group, str | dict[_PieceFile, str]] | list[_Group]
     state: dict[str, Any]
 
     @property
@@ -59,9 +70,24 @@ class _StateDocument(BaseModel):
         """Run and step that the metadata of every tensor file must have; None in format 1."""
         return None if self.run is None else Origin(self.run, self.step)
 
-    def sha256(self, group: str) -> str | None:
-        """Return the recorded ``hash_tensors`` of a group; None in format 1."""
-        return self.groups.get(group) if isinstance(self.groups, dict) else None
+    def sha256(self, file: str) -> str | None:
+        """Return the recorded hash of a file: of its whole tensors, or of the file itself if it holds pieces; None in format 1."""
+        found = self.groups.get(group_of(file)) if isinstance(self.groups, dict) else None
+        return found.get(file) if isinstance(found, dict) else found
+
+    def files(self, group: str) -> list[str]:
+        """List the files of a group."""
+        found = self.groups.get(group) if isinstance(self.groups, dict) else None
+        return list(found) if isinstance(found, dict) else [group + SUFFIX]
+
+    def wanted(self, manifest: Entries, only: Collection[str] | None) -> list[str]:
+        """List the groups ``only``, by default those that are listed in the manifest."""
+        return [group for group in self.groups if all(file in manifest for file in self.files(group))] if only is None else list(only)
+
+    @property
+    def present_state(self) -> dict[str, Any]:
+        """The field ``state`` with former names replaced by the present ones."""
+        return self.state if self.format_version >= FORMAT_VERSION else migrate_state(self.state)
 
 
 class LoadedCheckpoint(NamedTuple):
@@ -74,6 +100,20 @@ class LoadedCheckpoint(NamedTuple):
     """
 
     groups: TensorGroups
+    state: dict[str, Any]
+    format_version: int
+
+
+class OpenCheckpoint(NamedTuple):
+    """A checkpoint of whose tensors any block can be read.
+
+    Attributes:
+        groups: tensors by group; only their headers are read.
+        state: as in ``LoadedCheckpoint``.
+        format_version: as in ``LoadedCheckpoint``.
+    """
+
+    groups: dict[str, SavedTensors]
     state: dict[str, Any]
     format_version: int
 
@@ -93,7 +133,8 @@ class LatestCheckpoint(NamedTuple):
 class Checkpoints:
     """The folder ``checkpoints`` of a run.
 
-    A checkpoint is a folder ``step-N`` with a safetensors file per group of tensors, ``state.json`` and a manifest.
+    A checkpoint is a folder ``step-N`` with ``state.json``, a manifest, and one safetensors file per group of tensors or, if several ranks
+    hold the tensors in pieces, one per group and rank.
     """
 
     def __init__(self, folder: Path, run: Callable[[], str | None] = lambda: None) -> None:
@@ -125,20 +166,26 @@ class Checkpoints:
             DiskError: the checkpoint could not be written; earlier checkpoints are unchanged.
         """
         assert all(_GROUP.fullmatch(name) for name in groups), f"expected plain group names, found {list(groups)}"
+        hashes: dict[str, str] = {}
+        with self.removing_later_than(step):
+            run = self.prepare()
+            origin = None if run is None else Origin(run, step)
+            with new_folder(self.path(step)) as (folder, entries):
+                for name, tensors in groups.items():
+                    entries[name + SUFFIX], hashes[name] = write_group(folder / (name + SUFFIX), tensors, origin)
+                entries[STATE] = write_new_file(folder / STATE, state_bytes(FORMAT_VERSION, step, run, hashes, state))
+
+    def prepare(self) -> str | None:
+        """Create the folder and remove what a killed process left in it; return the run's id."""
         make_folder(self.folder)
         remove_partial_files(self.folder)
-        run = self._run()
-        origin = None if run is None else Origin(run, step)
-        hashes: dict[str, str] = {}
-        document = {"format_version": FORMAT_VERSION, "step": step, "run": run, "groups": hashes, "state": dict(state)}
+        return self._run()
 
-        def content(group: str) -> bytes:
-            hashes[group] = hash_tensors(groups[group])
-            return serialize_tensors(groups[group], origin, hashes[group])
-
-        files: dict[str, Content] = {name + _SUFFIX: partial(content, name) for name in groups}
-        try:  # the state comes last, when the hashes of all groups are known
-            write_folder(self.path(step), files | {_STATE: lambda: json_bytes(document)})
+    @contextmanager
+    def removing_later_than(self, step: int) -> Iterator[None]:
+        """Remove checkpoints of later steps after the block has saved that of ``step``; a DiskError of the block says what is kept."""
+        try:
+            yield
         except DiskError as error:
             kept = [old for old in self.steps() if old < step]
             raise DiskError(
@@ -148,29 +195,42 @@ class Checkpoints:
             if later > step:
                 remove(self.path(later))
 
-    def latest(self, accept: Callable[[int], None] = lambda step: None) -> LatestCheckpoint | None:
-        """Find the latest checkpoint that is complete, undamaged and accepted; return None if none was ever saved.
+    def latest(self, accept: Callable[[int], None] = lambda step: None, peers: Peers = ALONE) -> LatestCheckpoint | None:
+        """Find the latest checkpoint that is complete, undamaged and accepted by all ranks; return None if none was ever saved.
 
         Args:
             accept: called with the step of a checkpoint; raises CheckpointError if the checkpoint does not match the run.
+            peers: the ranks that resume the run, each of which must call this function and verifies its part of the files.
 
         Raises:
             CheckpointError: there are checkpoints, but none is usable.
         """
         rejected: list[str] = []
         weights_only: list[str] = []
-        for step in reversed(self.steps()):
-            try:
-                manifest, document = self._verify(step)
-                if all(name + _SUFFIX in manifest for name in document.groups):
-                    accept(step)
-                    return LatestCheckpoint(step, (*rejected, *weights_only))
+        steps = peers.on_all(self.steps)[0]
+        for step in reversed(steps):
+            reasons = peers.on_all(lambda step=step: self._examine(step, accept, peers))  # type: ignore[misc]
+            if all(reason is None for reason in reasons):
+                return LatestCheckpoint(step, (*rejected, *weights_only))
+            found = next((reason for reason in reasons if reason), "")
+            if found:
+                rejected.append(found)
+            else:
                 weights_only.append(f"{self.path(step)}: holds weights only")
-            except CheckpointError as error:
-                rejected.append(str(error))
-        if steps := self.steps():
+        if steps:
             reason = rejected[0] if rejected else f"the checkpoints of steps {steps[0]} to {steps[-1]} hold weights only"
             raise CheckpointError(f"{self.folder}: no checkpoint to resume from: {reason}; start a new run with another --out")
+        return None
+
+    def _examine(self, step: int, accept: Callable[[int], None], peers: Peers) -> str | None:
+        """Return the reason why a checkpoint cannot be used, empty if it holds weights only, or None if it can be used."""
+        try:
+            manifest, document = self._verify(step, peers=peers)
+            if not all(file in manifest for group in document.groups for file in document.files(group)):
+                return ""
+            accept(step)
+        except CheckpointError as error:
+            return str(error)
         return None
 
     def load(self, step: int, only: Collection[str] | None = None) -> LoadedCheckpoint:
@@ -184,10 +244,32 @@ class Checkpoints:
             CheckpointError: the checkpoint or a group is missing or damaged.
         """
         manifest, document = self._verify(step, only)
-        wanted = [name for name in document.groups if name + _SUFFIX in manifest] if only is None else only
-        groups = {name: read_tensors(self.path(step) / (name + _SUFFIX)) for name in wanted}
-        state = document.state if document.format_version >= FORMAT_VERSION else migrate_state(document.state)
-        return LoadedCheckpoint(groups, state, document.format_version)
+        groups = {group: self._read_group(step, document.files(group)) for group in document.wanted(manifest, only)}
+        return LoadedCheckpoint(groups, document.present_state, document.format_version)
+
+    def open(self, step: int, only: Collection[str] | None = None, peers: Peers = ALONE) -> OpenCheckpoint:
+        """Read the state and the headers of a checkpoint, of whose tensors any block can then be read.
+
+        Args:
+            step: one of ``steps()``.
+            only: groups to open; by default all.
+            peers: the ranks that open it; each compares the hashes of its part of the files only.
+
+        Raises:
+            CheckpointError: the checkpoint or a group is missing or damaged.
+        """
+        folder = self.path(step)
+        manifest, document = self._verify(step, only, peers)
+        groups = {group: [folder / file for file in document.files(group)] for group in document.wanted(manifest, only)}
+        for file in [file for files in groups.values() for file in files][peers.rank :: peers.size]:
+            verify_tensors(file)
+        return OpenCheckpoint(
+            {group: SavedTensors(files) for group, files in groups.items()}, document.present_state, document.format_version
+        )
+
+    def _read_group(self, step: int, files: list[str]) -> dict[str, Tensor]:
+        paths = [self.path(step) / file for file in files]
+        return read_tensors(paths[0]) if files[0] == group_of(files[0]) + SUFFIX else SavedTensors(paths).read_all()
 
     def prune(self, keep_full: int, keep_weights: Collection[int] = ()) -> None:
         """Keep the latest ``keep_full`` checkpoints, and the weights (group "model") of the steps ``keep_weights``; delete the rest."""
@@ -205,45 +287,75 @@ class Checkpoints:
             manifest = read_manifest(folder, _FILE)
         except CheckpointError:  # unreadable: no file of it is worth keeping
             return remove(folder)
-        kept = {name: entry for name, entry in manifest.items() if name in (_STATE, _WEIGHTS)}
+        kept = {name: entry for name, entry in manifest.items() if name == STATE or group_of(name) == _WEIGHTS}
         if kept != manifest:
-            write_manifest(folder, kept)
+            in_pieces = any(_RANK.search(name) for name in kept)
+            write_manifest(folder, kept, SHARDED_FORMAT_VERSION if in_pieces else FORMAT_VERSION)
         remove_partial_files(folder)
         for file in list(folder.iterdir()):
             if _FILE.fullmatch(file.name) and file.name not in kept:
                 remove(file)
 
-    def _verify(self, step: int, only: Collection[str] | None = None) -> tuple[dict[str, Any], _StateDocument]:
-        """Verify all files of a checkpoint, or its state and the groups ``only``; return its manifest and its state document."""
+    def _verify(self, step: int, only: Collection[str] | None = None, peers: Peers = ALONE) -> tuple[Entries, _StateDocument]:
+        """Verify all files of a checkpoint, or its state and the groups ``only``; return its manifest and its state document.
+
+        Of several peers, each compares the hashes of its part of the files.
+        """
         folder = self.path(step)
         if not folder.is_dir():
             raise CheckpointError(f"{folder}: no such checkpoint; the run has checkpoints of steps {self.steps()}")
         manifest = read_manifest(folder, _FILE)
-        names = list(manifest) if only is None else [name + _SUFFIX for name in only] + [_STATE]
-        if missing := [name for name in names if name not in manifest]:
-            raise CheckpointError(f"{folder}: expected the file {missing[0]}, which this checkpoint does not have")
-        verify_files(folder, manifest, names)
-        if _STATE not in manifest:
-            raise CheckpointError(f"{folder}: damaged, its manifest does not list {_STATE}")
-        raw = read_json(require_regular_file(folder / _STATE))
-        try:
-            document = _StateDocument.model_validate(raw)
-        except ValidationError as error:
-            raise CheckpointError(f"{folder / _STATE}: {describe_validation_error(error)}") from error
-        if document.step != step:
-            raise CheckpointError(f"{folder}: expected the state of step {step}, found the state of step {document.step}")
-        if (run := self._run()) is not None and document.run != run and (document.run or document.format_version > 1):
-            raise CheckpointError(f"{folder}: expected a checkpoint of run {run[:8]}, found a checkpoint of run {str(document.run)[:8]}")
-        for group in [name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)]:
-            file = folder / (group + _SUFFIX)
-            metadata, expected = read_metadata(file), document.sha256(group)
+        names = [name for name in manifest if name != STATE and (only is None or group_of(name) in only)]
+        if missing := [group for group in only or () if group not in map(group_of, names)]:
+            raise CheckpointError(f"{folder}: expected the file {missing[0]}{SUFFIX}, which this checkpoint does not have")
+        part = names[peers.rank :: peers.size]
+        verify_files(folder, manifest, [*part, *([STATE] if STATE in manifest else [])])
+        if STATE not in manifest:
+            raise CheckpointError(f"{folder}: damaged, its manifest does not list {STATE}")
+        document = self._read_state(step)
+        for group in document.groups if only is None else only:
+            files = document.files(group)
+            if absent := [name for name in files if name not in manifest and any(other in manifest for other in files)]:
+                raise CheckpointError(f"{folder}: damaged, its manifest does not list {absent[0]}")
+        for name in names:
+            file, expected, metadata = folder / name, document.sha256(name), read_metadata(folder / name)
             if metadata.origin != document.origin:
                 raise CheckpointError(
                     f"{file}: expected tensors of {_format_origin(document.origin)}, found tensors of {_format_origin(metadata.origin)}"
                 )
-            if expected is not None and metadata.sha256 != expected:
-                raise CheckpointError(f"{file}: expected tensors with the hash in {_STATE}, found tensors with another hash")
+            if expected is not None and (metadata.sha256 if metadata.pieces is None else manifest[name]["sha256"]) != expected:
+                raise CheckpointError(f"{file}: expected tensors with the hash in {STATE}, found tensors with another hash")
         return manifest, document
+
+    def _read_state(self, step: int) -> _StateDocument:
+        """Read ``state.json`` of a checkpoint, and check that it is of this step and run."""
+        folder = self.path(step)
+        raw = read_json(require_regular_file(folder / STATE), newest=SHARDED_FORMAT_VERSION)
+        try:
+            document = _StateDocument.model_validate(raw)
+        except ValidationError as error:
+            raise CheckpointError(f"{folder / STATE}: {describe_validation_error(error)}") from error
+        if document.step != step:
+            raise CheckpointError(f"{folder}: expected the state of step {step}, found the state of step {document.step}")
+        if (run := self._run()) is not None and document.run != run and (document.run or document.format_version > 1):
+            raise CheckpointError(f"{folder}: expected a checkpoint of run {run[:8]}, found a checkpoint of run {str(document.run)[:8]}")
+        return document
+
+
+def group_of(file: str) -> str:
+    """Return the group of a file of tensors."""
+    return file.partition(".")[0]
+
+
+def write_group(path: Path, tensors: Mapping[str, Tensor], origin: Origin | None) -> tuple[Entry, str]:
+    """Write the whole tensors of a group into one new file; return its entry in the manifest and the hash of the tensors."""
+    sha256 = hash_tensors(tensors)
+    return write_new_file(path, lambda: serialize_tensors(tensors, origin, sha256)), sha256
+
+
+def state_bytes(format_version: int, step: int, run: str | None, hashes: Mapping[str, Any], state: Mapping[str, Any]) -> bytes:
+    """Return the content of ``state.json``."""
+    return json_bytes({"format_version": format_version, "step": step, "run": run, "groups": dict(hashes), "state": dict(state)})
 
 
 def _format_origin(origin: Origin | None) -> str:

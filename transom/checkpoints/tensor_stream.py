@@ -44,7 +44,7 @@ def write_tensors(path: Path, specs: Mapping[str, TensorSpec], produce: Callable
     names = sorted(specs)
 
     def write(file: BinaryIO) -> None:
-        header = _header(specs, names, {METADATA_KEY: metadata})
+        header = safetensors_header(specs, names, {METADATA_KEY: metadata})
         file.write(header)
         total = hashlib.sha256()
         with ThreadPoolExecutor(1) as writer, closing(_written_through(file, _produced(specs, names, produce))) as tensors:
@@ -64,7 +64,7 @@ def write_foreign_tensors(path: Path, specs: Mapping[str, TensorSpec], produce: 
     names = sorted(specs)
 
     def write(file: BinaryIO) -> None:
-        file.write(_header(specs, names, {"format": "pt"}))
+        file.write(safetensors_header(specs, names, {"format": "pt"}))
         with closing(_written_through(file, _produced(specs, names, produce))) as tensors:
             for _, tensor in tensors:
                 file.write(bytes_of(tensor))
@@ -108,8 +108,8 @@ def _written_through(file: BinaryIO, tensors: _Tensors) -> _Tensors:
             synced.result()
 
 
-def _header(specs: Mapping[str, TensorSpec], names: list[str], metadata: Mapping[str, str]) -> bytes:
-    """Return the length and the JSON of a header, padded with spaces as the format recommends."""
+def safetensors_header(specs: Mapping[str, TensorSpec], names: list[str], metadata: Mapping[str, str]) -> bytes:
+    """Return the length and the JSON of a header for tensors in the order ``names``, padded with spaces as the format recommends."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     start = 0
     for name in names:

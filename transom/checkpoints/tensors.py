@@ -78,6 +78,20 @@ class Origin(NamedTuple):
     step: int
 
 
+class PieceMetadata(BaseModel):
+    """Place of a piece in its whole tensor.
+
+    Attributes:
+        shape: shape of the whole tensor.
+        offset: index of the piece's first element in the whole tensor.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    shape: list[int]
+    offset: list[int]
+
+
 class FileMetadata(BaseModel):
     """Metadata of a tensor file.
 
@@ -87,6 +101,7 @@ class FileMetadata(BaseModel):
         run: id of the run; None in format 1 and for tensors written outside a run.
         step: number of optimizer steps; None if ``run`` is None.
         weights: digest of the model that the tensors belong to, for tensors that are no weights, such as a tuned lens.
+        pieces: the place of each tensor in its whole tensor, in the file of one rank of several; None if the tensors are whole.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -96,6 +111,7 @@ class FileMetadata(BaseModel):
     run: str | None = None
     step: int | None = Field(default=None, ge=0)
     weights: str | None = None
+    pieces: dict[str, PieceMetadata] | None = None
 
     @property
     def origin(self) -> Origin | None:
@@ -151,13 +167,13 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 def read_specs(path: Path) -> dict[str, TensorSpec]:
     """Return type and shape of each tensor in a safetensors file by name, without reading values; a tied tensor has one name."""
-    file = _open(path)
+    file = open_tensor_file(path)
     return {name: spec for name, spec in file.specs.items() if name not in file.metadata.tied}
 
 
 def read_metadata(path: Path) -> FileMetadata:
     """Return the metadata of a safetensors file without reading its tensors."""
-    return _open(path).metadata
+    return open_tensor_file(path).metadata
 
 
 def read_tensors(path: Path, expected: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -176,16 +192,34 @@ def read_tensors(path: Path, expected: Mapping[str, Tensor] | None = None) -> di
         CheckpointError: the file is damaged, not safetensors, or of another model. All but a wrong hash is detected before memory is
             allocated.
     """
-    file = _open(path)
+    file = open_tensor_file(path)
+    if file.metadata.pieces is not None:
+        raise CheckpointError(
+            f"{path}: expected whole tensors, found the pieces of one rank; give a run or a checkpoint, not one file of it"
+        )
     wanted = {name: spec for name, spec in file.specs.items() if expected is None or name in expected or name not in file.metadata.tied}
     if expected is not None:
         _check_specs(path, wanted, {name: TensorSpec.of(tensor) for name, tensor in expected.items()})
     # A clone owns aligned memory: a mapped file may change, and alignment may change the last bit of a matrix product.
-    own = {name: file.handle.get_tensor(file.stored[name]).clone() for name in file.specs if name not in file.metadata.tied}
+    own = {name: file.mapped(name).clone() for name in file.specs if name not in file.metadata.tied}
     tensors = {name: own[file.metadata.tied.get(name, name)] for name in file.specs}
+    _verify_hash(path, file, tensors)
+    return {name: tensors[name] for name in wanted}
+
+
+def verify_tensors(path: Path) -> None:
+    """Compare the tensors of a file with the hash in its metadata, if there is one; they are mapped into memory, not copied.
+
+    Raises:
+        CheckpointError: the file is damaged, no safetensors file, or has another hash.
+    """
+    file = open_tensor_file(path)
+    _verify_hash(path, file, {name: file.mapped(name) for name in file.specs})
+
+
+def _verify_hash(path: Path, file: "TensorFile", tensors: Mapping[str, Tensor]) -> None:
     if file.metadata.sha256 is not None and hash_tensors({file.stored[name]: x for name, x in tensors.items()}) != file.metadata.sha256:
         raise CheckpointError(f"{path}: damaged, the hash of its tensors differs from the one in its metadata")
-    return {name: tensors[name] for name in wanted}
 
 
 def map_tensors(path: Path) -> dict[str, Tensor]:
@@ -197,7 +231,7 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
         CheckpointError: the file is damaged or no safetensors file.
         OSError: the file cannot be opened.
     """
-    specs = _open(path).specs  # checks that the file is complete
+    specs = open_tensor_file(path).specs  # checks that the file is complete
     with path.open("rb") as file:
         n_header = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(n_header))
@@ -251,7 +285,7 @@ def load_weights_into(model: nn.Module, path: Path) -> None:
     model.load_state_dict(read_weights(path, expected=model.state_dict()))
 
 
-class _OpenFile(NamedTuple):
+class TensorFile(NamedTuple):
     """A safetensors file with a checked header.
 
     Attributes:
@@ -265,6 +299,11 @@ class _OpenFile(NamedTuple):
     specs: dict[str, TensorSpec]
     metadata: FileMetadata
     stored: dict[str, str]
+
+    def mapped(self, name: str) -> Tensor:
+        """Return a tensor whose memory is the file: a page is read when it is used."""
+        tensor: Tensor = self.handle.get_tensor(self.stored[self.metadata.tied.get(name, name)])
+        return tensor
 
 
 def open_safetensors(path: Path) -> tuple[Any, dict[str, TensorSpec]]:
@@ -281,7 +320,12 @@ def open_safetensors(path: Path) -> tuple[Any, dict[str, TensorSpec]]:
     return handle, {name: _spec(path, name, handle) for name in handle.keys()}  # noqa: SIM118 - the handle is no mapping
 
 
-def _open(path: Path) -> _OpenFile:
+def open_tensor_file(path: Path) -> TensorFile:
+    """Open a tensor file of transom, of which only the header is read.
+
+    Raises:
+        CheckpointError: the file is damaged, no safetensors file, or its metadata do not fit its tensors.
+    """
     handle, specs = open_safetensors(path)
     try:
         metadata = FileMetadata.model_validate_json((handle.metadata() or {}).get(METADATA_KEY, "{}"))
@@ -293,7 +337,7 @@ def _open(path: Path) -> _OpenFile:
     present = {name: present_tensor_name(name) for name in specs}
     tied = {present[name]: present[kept] for name, kept in metadata.tied.items()}
     metadata = metadata.model_copy(update={"tied": tied})
-    return _OpenFile(handle, {present[name]: spec for name, spec in specs.items()}, metadata, {new: old for old, new in present.items()})
+    return TensorFile(handle, {present[name]: spec for name, spec in specs.items()}, metadata, {new: old for old, new in present.items()})
 
 
 def _storage_key(tensor: Tensor) -> object:

@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,8 +26,17 @@ FORMAT_VERSION = 3
 Since version 2, the metadata of tensor files contains the run id and the step.
 """
 
+SHARDED_FORMAT_VERSION = 4
+"""Format version of checkpoints with pieces of tensors in a file per rank; all other files keep ``FORMAT_VERSION``."""
+
 MANIFEST = "manifest.json"
 """Name of the file that lists the size and SHA-256 of the other files in its folder."""
+
+Entry = dict[str, Any]
+"""Size (``bytes``) and hash (``sha256``) of a file."""
+
+Entries = dict[str, Entry]
+"""Entries of a manifest by file name."""
 
 Content = bytes | Callable[[], bytes]
 """Content of a file, or a function that returns it when the file is written, so that only one file at a time is in memory."""
@@ -79,7 +88,7 @@ def write_file(path: Path, content: Content) -> None:
     partial = _partial_path(path)
     with convert_disk_errors(path):
         try:
-            _write(partial, content)
+            write_new_file(partial, content)
             partial.replace(path)
         except BaseException:
             partial.unlink(missing_ok=True)
@@ -109,20 +118,37 @@ def write_stream(path: Path, produce: Callable[[BinaryIO], None]) -> None:
 
 
 def write_folder(path: Path, files: Mapping[str, Content]) -> None:
-    """Write a folder with ``files`` and their manifest to ``path`` atomically and durably.
-
-    The new folder is written beside ``path``. Then an existing folder at ``path`` is renamed, the new folder is renamed to ``path``, and
-    the old one is removed. Between the two renames ``path`` does not exist.
+    """Write a folder with ``files`` and their manifest to ``path`` atomically and durably, as ``new_folder``.
 
     Raises:
         DiskError: the folder could not be written; the previous folder ``path`` is unchanged.
     """
-    assert MANIFEST not in files and all(name == Path(name).name for name in files), "expected plain file names"
+    with new_folder(path) as (folder, entries):
+        for name, content in files.items():
+            entries[name] = write_new_file(folder / name, content)
+
+
+@contextmanager
+def new_folder(path: Path, format_version: int = FORMAT_VERSION) -> Iterator[tuple[Path, Entries]]:
+    """Write a folder and its manifest to ``path`` atomically and durably; the ``with`` block writes its files.
+
+    The new folder is written beside ``path``. Then an existing folder at ``path`` is renamed, the new folder is renamed to ``path``, and
+    the old one is removed. Between the two renames ``path`` does not exist.
+
+    Yields:
+        The new folder, under a partial name, and the entries of its manifest, to which the block adds those of its files.
+
+    Raises:
+        DiskError: the folder could not be written; the previous folder ``path`` is unchanged.
+    """
     partial, old = _partial_path(path), _partial_path(path)
+    entries: Entries = {}
     with convert_disk_errors(path):
         try:
             partial.mkdir()
-            write_manifest(partial, {name: _write(partial / name, content) for name, content in files.items()})
+            yield partial, entries
+            assert MANIFEST not in entries and all(name == Path(name).name for name in entries), "expected plain file names"
+            write_manifest(partial, entries, format_version)
             if path.exists():
                 if not path.is_dir():
                     raise OSError(errno.ENOTDIR, "")
@@ -138,14 +164,9 @@ def write_folder(path: Path, files: Mapping[str, Content]) -> None:
         remove(old)
 
 
-def write_manifest(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write ``manifest.json`` of a folder, which lists size and SHA-256 of its other files.
-
-    Args:
-        folder: an existing folder.
-        entries: size (``bytes``) and hash (``sha256``) of each file, by file name.
-    """
-    write_file(folder / MANIFEST, json_bytes({"format_version": FORMAT_VERSION, "files": dict(entries)}))
+def write_manifest(folder: Path, entries: Entries, format_version: int = FORMAT_VERSION) -> None:
+    """Write ``manifest.json`` of an existing folder, which lists size and SHA-256 of its other files."""
+    write_file(folder / MANIFEST, json_bytes({"format_version": format_version, "files": entries}))
 
 
 def json_bytes(value: object) -> bytes:
@@ -245,14 +266,22 @@ def _partial_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.partial-{secrets.token_hex(4)}")
 
 
-def _write(path: Path, content: Content) -> dict[str, Any]:
-    """Write a new file, sync it with fsync and return its manifest entry (size and SHA-256)."""
-    data = content() if callable(content) else content
+def write_new_file(path: Path, content: Content) -> Entry:
+    """Write a new file, sync it with fsync and return its manifest entry."""
+    return write_new_stream(path, (content() if callable(content) else content,))
+
+
+def write_new_stream(path: Path, parts: Iterable[bytes | memoryview]) -> Entry:
+    """Write a new file from consecutive parts, sync it with fsync and return its manifest entry."""
+    n_bytes, total = 0, hashlib.sha256()
     with path.open("xb") as file:
-        file.write(data)
+        for part in parts:
+            file.write(part)
+            total.update(part)
+            n_bytes += len(part)
         file.flush()
         os.fsync(file.fileno())
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    return {"bytes": n_bytes, "sha256": total.hexdigest()}
 
 
 def _is_blocked(path: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from transom.errors import CheckpointError
-from transom.files.atomic_io import FORMAT_VERSION, MANIFEST
+from transom.files.atomic_io import FORMAT_VERSION, MANIFEST, SHARDED_FORMAT_VERSION, Entries
 from transom.files.limits import MAX_JSON_BYTES
 from transom.files.regular_files import open_regular_file, parse_json, read_regular_file
 
@@ -48,10 +48,15 @@ def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
         raise CheckpointError(f"{path}: cannot be read ({_reason(error)})") from error
 
 
-def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES, newest: int = FORMAT_VERSION) -> dict[str, Any]:
     """Read a JSON file that contains an object with a supported ``format_version``.
 
     NaN is accepted, because validation metrics in a checkpoint can be NaN.
+
+    Args:
+        path: the file.
+        max_bytes: largest size of the file.
+        newest: newest supported ``format_version``.
 
     Raises:
         CheckpointError: the file cannot be read, is damaged or too large, or was written by a newer version of transom.
@@ -63,9 +68,9 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
         raise CheckpointError(f"{path}: damaged, expected JSON ({error})") from error
     if not isinstance(document, dict) or not isinstance(version := document.get("format_version"), int):
         raise CheckpointError(f"{path}: expected a JSON object with a format_version, found none; this file was not written by transom")
-    if not 1 <= version <= FORMAT_VERSION or isinstance(version, bool):
+    if not 1 <= version <= newest or isinstance(version, bool):
         raise CheckpointError(
-            f"{path}: expected format_version 1 to {FORMAT_VERSION}, found {version}; use the transom version that wrote this file"
+            f"{path}: expected format_version 1 to {newest}, found {version}; use the transom version that wrote this file"
         )
     return document
 
@@ -77,7 +82,7 @@ def describe_validation_error(error: ValidationError) -> str:
     return f"{field[:200]}: expected a value that transom writes, found {first['input']!r:.80} ({first['msg'][:200]})"
 
 
-def read_manifest(folder: Path, names: re.Pattern[str]) -> dict[str, dict[str, Any]]:
+def read_manifest(folder: Path, names: re.Pattern[str]) -> Entries:
     """Read the manifest of a folder.
 
     Args:
@@ -91,7 +96,7 @@ def read_manifest(folder: Path, names: re.Pattern[str]) -> dict[str, dict[str, A
         CheckpointError: the manifest cannot be read or is damaged, or a file name does not match ``names``.
     """
     path = folder / MANIFEST
-    files = read_json(path).get("files")
+    files = read_json(path, newest=SHARDED_FORMAT_VERSION).get("files")
     if not isinstance(files, dict):
         raise CheckpointError(f"{path}: damaged, expected the field 'files' with one entry per file")
     for name, entry in files.items():
@@ -102,7 +107,7 @@ def read_manifest(folder: Path, names: re.Pattern[str]) -> dict[str, dict[str, A
     return files
 
 
-def verify_files(folder: Path, files: dict[str, dict[str, Any]], names: Iterable[str]) -> None:
+def verify_files(folder: Path, files: Entries, names: Iterable[str]) -> None:
     """Compare size and SHA-256 of some files of a folder with its manifest.
 
     Args:

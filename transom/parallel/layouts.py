@@ -83,9 +83,3 @@ def gather_whole(model: Network, tensors: Mapping[str, Tensor], ranks: Ranks) ->
     if ranks.layout.pipeline > 1:
         gathered = gather_tensors(gathered, ranks.mesh.get_group("pipeline")) or {}
     return gathered if ranks.world.rank == 0 else {}
-
-
-def select_own(model: Network, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return those of the whole model's tensors of which this rank holds a part; without communication."""
-    own = {*dict(model.named_parameters()), *dict(model.named_buffers())}
-    return {name: x for name, x in tensors.items() if name in own or name.rpartition(".")[0] in own}

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from transom.layers.block import Block
 from transom.models.base import Network
@@ -38,11 +38,6 @@ def whole(x: Tensor) -> Tensor:
     """Gather a tensor from its shards; a collective operation of all ranks that hold one."""
     x = x.detach()
     return x.full_tensor() if isinstance(x, DTensor) else x
-
-
-def shard_like(x: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's shard of a whole tensor, in the layout of ``like``, without communication."""
-    return distribute_tensor(x, like.device_mesh, like.placements, src_data_rank=None) if isinstance(like, DTensor) else x
 
 
 def from_local(x: Tensor, like: Tensor) -> Tensor:

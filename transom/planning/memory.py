@@ -85,10 +85,10 @@ def available_memory(n_processes: int = 1) -> int:
     return min(limits)
 
 
-def free_memory() -> int:
-    """Return the bytes that this process may still allocate."""
+def free_memory(n_processes: int = 1) -> int:
+    """Return the bytes that this process may still allocate, of a machine that ``n_processes`` equal processes share."""
     left = [limit - data_memory() for limit in _resource_limits()]
-    return max(0, min([available_memory() - used_memory(torch.device("cpu")), *left]))
+    return max(0, min([available_memory(n_processes) - used_memory(torch.device("cpu")), *left]))
 
 
 def used_memory(device: torch.device) -> int:

@@ -25,11 +25,7 @@ from transom.planning.precision import choose_precision, choose_threads, rank_de
 from transom.training.events import TrainingFinished
 from transom.training.finetune import load_base_and_adapt
 from transom.training.rank_state import RankState
-from transom.training.resume import load_resume_state
 from transom.training.task_protocol import BuildTask, TaskContext
-
-NO_CHECKPOINT = -1
-"""Value that rank 0 broadcasts in place of a checkpoint's step if the run has no checkpoint."""
 
 
 class Command(IntEnum):
@@ -39,7 +35,7 @@ class Command(IntEnum):
         STEP: a training step; the number is its learning rate.
         AVERAGE: add the weights of a checkpoint to their average; the number is its step.
         VALIDATE: gather the weights to validate; the number is the step.
-        SAVE: gather the tensors of a checkpoint.
+        SAVE: save a checkpoint; the number is its step.
         END: exit.
     """
 
@@ -79,12 +75,15 @@ class RankProcess:
     def run(self, world: World) -> TrainingFinished:
         """Execute the commands of rank 0 until it ends the run; return the result that it sends."""
         dtype = choose_precision(self.recipe.training.precision, self.device).dtype
-        state = RankState(self.recipe, self.model, self.task, dtype, Ranks(world, self.layout, self.device))
-        position = 0
-        if (newest := int(world.broadcast_scalars(0)[0])) != NO_CHECKPOINT:
-            saved = load_resume_state(self.folder.checkpoints, newest, state.train_step, self.task, state.expected)
-            state.restore(saved)
-            position = saved.state.progress.position
+        ranks = Ranks(world, self.layout, self.device)
+        state = RankState(self.recipe, self.model, self.task, dtype, ranks, self.folder.checkpoints)
+        with state.checkpoints:
+            restored = state.restore()
+            return self._follow(state, 0 if restored is None else restored.state.progress.position)
+
+    def _follow(self, state: RankState, position: int) -> TrainingFinished:
+        """Execute the commands of rank 0 until it ends the run; return the result that it sends."""
+        world = state.ranks.world
         batches = self.task.loader.batches_from(position)
         while True:
             command, number = world.broadcast_scalars(0, 0)
@@ -96,7 +95,7 @@ class RankProcess:
                 case Command.VALIDATE:
                     state.candidates(int(number))
                 case Command.SAVE:
-                    state.checkpoint()
+                    state.save(int(number))
                     trim_malloc()
                 case Command.END:
                     return TrainingFinished(**json.loads(world.broadcast_text()))

@@ -1,23 +1,28 @@
 """The training state of one rank, and the operations on it that all ranks of a run execute together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from transom.checkpoints.checkpoint import Checkpoints
 from transom.config.recipe import Recipe
 from transom.data.batch import Batch
 from transom.errors import ConfigError
 from transom.layers.dropout import name_dropout_sites
 from transom.models.base import Network
-from transom.parallel.layouts import apply_layout, gather_whole, select_own
+from transom.parallel.layouts import apply_layout, gather_whole
+from transom.parallel.local_pieces import local_pieces
 from transom.parallel.mesh import Ranks
+from transom.parallel.shared_checkpoints import SharedCheckpoints
 from transom.planning.freed_memory import FreedMemoryPolicy
 from transom.training.optimizer import build_optimizer, split_groups_by_mesh
-from transom.training.resume import ExpectedTensors, ResumeState
+from transom.training.resume import ResumeState, load_resume_state
 from transom.training.task_protocol import Task
 from transom.training.train_state import (
+    CheckpointState,
     gather_rng_states,
     load_optimizer,
     load_trainable,
@@ -27,6 +32,18 @@ from transom.training.train_state import (
 )
 from transom.training.train_step import StepResult, TrainStep
 from transom.training.weight_averaging import WeightAverager, WeightsName
+
+
+class Restored(NamedTuple):
+    """State of a run that continues from a checkpoint.
+
+    Attributes:
+        state: the file ``state.json`` of the checkpoint.
+        notes: sentences for the user, such as why a later checkpoint was not used.
+    """
+
+    state: CheckpointState
+    notes: tuple[str, ...]
 
 
 class RankState:
@@ -41,10 +58,19 @@ class RankState:
         freed: whether freed memory is kept.
         train_step: takes optimizer steps.
         averager: averages the weights.
-        expected: names and specifications of the tensors of a checkpoint, which are those of the whole model.
+        checkpoints: the checkpoints of the run, which all ranks write and read together.
     """
 
-    def __init__(self, recipe: Recipe, model: Network, task: Task, dtype: torch.dtype, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: Network,
+        task: Task,
+        dtype: torch.dtype,
+        ranks: Ranks,
+        checkpoints: Checkpoints,
+        on_saved: Callable[[int], None] = lambda step: None,
+    ) -> None:
         """Copy rank 0's weights to all ranks, apply the layout to the model, and build the optimizer.
 
         Args:
@@ -53,10 +79,11 @@ class RankState:
             task: the task, with this rank's part of the batches.
             dtype: dtype of the matrix products.
             ranks: the ranks of the run.
+            checkpoints: the checkpoints of the run.
+            on_saved: called on rank 0 with the step of each checkpoint once it is durable.
         """
-        self.ranks, self.model, self._task = ranks, model, task
+        self.ranks, self.model, self._task, self._seed = ranks, model, task, recipe.training.seed
         ranks.world.broadcast(list(trainable_tensors(model).values()))
-        self.expected = ExpectedTensors.of(model, build_optimizer(model, recipe.training.optimizer, dtype))
         name_dropout_sites(model)  # by the names of the whole model
         pipeline = apply_layout(model, ranks, dtype)
         self.optimizer = build_optimizer(model, recipe.training.optimizer, dtype)
@@ -65,20 +92,36 @@ class RankState:
         objective = task.objective(model)
         self.train_step = TrainStep(model, self.optimizer, recipe.training, dtype, objective, ranks, self.freed, self._any_batch, pipeline)
         self.averager = WeightAverager(recipe.training.average, model)
+        self.checkpoints = SharedCheckpoints(checkpoints, ranks.world, on_saved)
 
-    def restore(self, saved: ResumeState) -> list[str]:
-        """Continue from a checkpoint; return notes on the weight average, as ``WeightAverager.restore``."""
-        load_trainable(self.model, select_own(self.model, saved.model))
-        load_optimizer(self.model, self.optimizer, select_own(self.model, saved.optimizer))
-        restore_rng_states(saved.generators, self.ranks.world.rank)
-        self.train_step.n_steps = saved.state.progress.step
-        self.train_step.n_splits = saved.state.progress.n_splits
+    def restore(self) -> Restored | None:
+        """Continue from the latest checkpoint that fits the run on all ranks; return None if there is none.
+
+        All of a checkpoint is checked before any of it is loaded.
+
+        Raises:
+            TransomError: there are checkpoints, and none fits.
+        """
+        found: ResumeState | None = None
+        files, elsewhere = self.checkpoints.checkpoints, self.checkpoints.names_elsewhere(trainable_tensors(self.model))
+
+        def accept(step: int) -> None:
+            nonlocal found
+            found = load_resume_state(files, step, self.train_step, self._task, self.checkpoints.peers, elsewhere)
+
+        newest = self.checkpoints.latest(accept)
+        if newest is None or found is None:
+            return None
+        saved, progress = found, found.state.progress
+        load_trainable(self.model, saved.model)
+        load_optimizer(self.model, self.optimizer, saved.optimizer)
+        rank = self.ranks.world.rank
+        restore_rng_states(saved.generators, rank, (self._seed, rank, progress.step))
+        self.train_step.n_steps, self.train_step.n_splits = progress.step, progress.n_splits
         if saved.state.scaler is not None:
             self.train_step.scaler.load_state_dict(saved.state.scaler.model_dump(by_alias=True))
-        if not self._averages:
-            return []
-        snapshots = {step: select_own(self.model, weights) for step, weights in saved.snapshots.items()}
-        return self.averager.restore(saved.state.progress.n_averaged, select_own(self.model, saved.ema), snapshots)
+        notes = self.averager.restore(progress.n_averaged, saved.ema, saved.snapshots) if self._averages else []
+        return Restored(saved.state, (*newest.rejected, *notes))
 
     def step(self, micro_batches: Sequence[Batch], learning_rate: float) -> StepResult:
         """Take an optimizer step, and update the weight average unless the step is skipped."""
@@ -100,15 +143,23 @@ class RankState:
             return {}
         return {name: gather_whole(self.model, weights, self.ranks) for name, weights in self.averager.candidates(step).items()}
 
-    def checkpoint(self) -> dict[str, dict[str, Tensor]]:
-        """Return on rank 0 the whole tensors of a checkpoint, by file and name; without content on other ranks."""
+    def save(self, step: int, state: Mapping[str, Any] = {}, after: Callable[[], None] = lambda: None) -> None:
+        """Begin to save a checkpoint; training may continue while it is written.
+
+        Args:
+            step: number of optimizer steps.
+            state: the state of rank 0, as JSON values.
+            after: called on rank 0 once the checkpoint is durable, in the thread that has written it.
+        """
         generators = gather_rng_states(self.ranks.world)
-        if not self._averages:
-            return {}
         groups = {"model": trainable_tensors(self.model), "optimizer": optimizer_tensors(self.model, self.optimizer)}
         if self.averager.ema:
             groups["ema"] = self.averager.ema
-        return {name: gather_whole(self.model, tensors, self.ranks) for name, tensors in groups.items()} | {"generators": generators}
+        if self.ranks.world.rank == 0:
+            groups["generators"] = generators
+        self.checkpoints.save(step, {name: local_pieces(tensors) for name, tensors in groups.items()}, state, after)
+        if self.ranks.world.size == 1:
+            self.checkpoints.wait()
 
     @property
     def _averages(self) -> bool:

@@ -29,9 +29,8 @@ from transom.training.events import (
 )
 from transom.training.lr_schedule import learning_rate
 from transom.training.metrics_window import MetricsWindow, read_metrics_history
-from transom.training.rank_process import NO_CHECKPOINT, Command, encode_result
+from transom.training.rank_process import Command, encode_result
 from transom.training.rank_state import RankState
-from transom.training.resume import load_resume_state
 from transom.training.setup import TrainingSetup
 from transom.training.step_timer import MIN_FORECAST_STEPS, StepTimer
 from transom.training.time_limit import FIRST_PLAN_SHARE, LATEST_FIRST_PLAN_SHARE, limit_notes, plan_steps
@@ -66,8 +65,9 @@ def train(setup: TrainingSetup, callbacks: Sequence[Callback] = (), should_stop:
         launch_processes("transom.training.rank_process", arguments, setup.processes.count, setup.processes.threads) as world,
     ):
         run = _TrainingLoop(setup, callbacks, Ranks(world, setup.recipe.parallel, setup.model.device))
-        run.restore()
-        return run.fit(should_stop)
+        with run.rank.checkpoints:
+            run.restore()
+            return run.fit(should_stop)
 
 
 FORECAST_TOLERANCE = 0.2
@@ -84,9 +84,10 @@ class _TrainingLoop:
         self.state = TrainState()
         self.notes: tuple[str, ...] = ()
         self.step_timer, self.forecast_steps = StepTimer(), 0
-        self.saved_at, self.save_seconds, self.validation_seconds = time.perf_counter(), 0.0, 0.0
+        self.saved_at, self.save_started, self.save_seconds, self.validation_seconds = time.perf_counter(), 0.0, 0.0, 0.0
         self.previous_snapshots: list[int] = []
-        self.rank = RankState(setup.recipe, setup.model, setup.task, setup.precision.dtype, ranks)
+        checkpoints = setup.folder.checkpoints
+        self.rank = RankState(setup.recipe, setup.model, setup.task, setup.precision.dtype, ranks, checkpoints, self.after_save)
         self.train_step, self.freed, self.reported_shortage = self.rank.train_step, self.rank.freed, ""
         self.window = MetricsWindow({}, self.train_step.metrics)
 
@@ -96,28 +97,18 @@ class _TrainingLoop:
 
     def restore(self) -> None:
         """Resume from the latest checkpoint that fits the run, if there is one. All of it is checked before anything is loaded."""
-        saved = None
-        checkpoints = self.setup.folder.checkpoints
-
-        def accept(step: int) -> None:
-            nonlocal saved
-            saved = load_resume_state(checkpoints, step, self.train_step, self.setup.task, self.rank.expected)
-
-        newest = checkpoints.latest(accept)
-        self.world.broadcast_scalars(NO_CHECKPOINT if newest is None else newest.step)
-        if newest is None or saved is None:
+        restored = self.rank.restore()
+        if restored is None:
             self.setup.folder.metrics.truncate(None)
             return
         read_metrics_history(self.setup.folder.metrics)  # the report will need it
-        self.setup.folder.metrics.truncate(newest.step)
-        averaging_notes = self.rank.restore(saved)
-        self.previous_snapshots = saved.state.snapshots
-        self.state = saved.state.progress
+        self.state, self.notes = restored.state.progress, restored.notes
+        self.setup.folder.metrics.truncate(self.state.step)
+        self.previous_snapshots = restored.state.snapshots
         if self.state.plan is not None and self.state.plan.max_minutes != self.training.max_minutes:
             self.state.plan = None  # it is made anew
         self.apply_plan()
         self.window = MetricsWindow(self.state.window, self.train_step.metrics)
-        self.notes = (*newest.rejected, *averaging_notes)
 
     def command(self, command: Command, argument: float = 0.0) -> None:
         """Let the other ranks take part in what this rank does next."""
@@ -166,6 +157,7 @@ class _TrainingLoop:
         p.consecutive_skips = p.consecutive_skips + 1 if result.skipped else 0
         self.window.add(result, seconds)
         self.step_timer.after_step(seconds)
+        self.rank.checkpoints.check()
         left = (t.max_steps - p.step) * self.step_timer.seconds_per_step
         if t.max_minutes is not None:
             left = min(left, max(t.max_minutes * 60 - p.seconds, 0.0))
@@ -299,11 +291,11 @@ class _TrainingLoop:
         return minutes is not None and age >= max(60 * minutes, self.save_seconds / MAX_CHECKPOINT_SHARE)
 
     def save(self) -> None:
-        """Write a checkpoint, then delete older ones that are needed for nothing: resuming, averaging, or ``training.keep_checkpoints``."""
-        p, t, setup, start = self.state, self.training, self.setup, time.perf_counter()
-        p.window, p.n_averaged = self.window.sums, self.rank.averager.n_averaged
-        self.command(Command.SAVE)
-        groups, snapshots = self.rank.checkpoint(), sorted(self.rank.averager.snapshots)
+        """Save a checkpoint, then delete older ones that are needed for nothing: resuming, averaging, or ``training.keep_checkpoints``."""
+        p, t, setup, averager = self.state, self.training, self.setup, self.rank.averager
+        self.saved_at = self.save_started = time.perf_counter()
+        p.window, p.n_averaged = self.window.sums, averager.n_averaged
+        snapshots = sorted(averager.snapshots)
         state = {
             "progress": p.model_dump(),
             "scaler": self.train_step.scaler.state_dict(),
@@ -311,16 +303,22 @@ class _TrainingLoop:
             "data": setup.task.data_hash,
         }
         setup.folder.metrics.sync()
-        setup.folder.checkpoints.save(p.step, groups, state)
-        by_steps = [step for step in setup.folder.checkpoints.steps() if step % t.checkpoint_every == 0]
-        kept = by_steps[-t.keep_checkpoints :] if t.keep_checkpoints else []
-        setup.folder.checkpoints.prune(
-            keep_full=2, keep_weights={*self.previous_snapshots, *snapshots, *kept}
-        )  # from which both complete ones resume
+        needed = {*self.previous_snapshots, *snapshots}  # from which both complete checkpoints resume
         self.previous_snapshots = snapshots
+
+        def prune() -> None:
+            by_steps = [step for step in setup.folder.checkpoints.steps() if step % t.checkpoint_every == 0]
+            kept = by_steps[-t.keep_checkpoints :] if t.keep_checkpoints else []
+            setup.folder.checkpoints.prune(keep_full=2, keep_weights={*needed, *kept})
+
+        self.command(Command.SAVE, p.step)
+        self.rank.save(p.step, state, prune)
+
+    def after_save(self, step: int) -> None:
+        """Note that the checkpoint of ``step`` is durable, and send ``CheckpointSaved``."""
         self.saved_at = time.perf_counter()
-        self.save_seconds = self.saved_at - start
-        self.notify(CheckpointSaved(p.step, setup.folder.path))
+        self.save_seconds = self.saved_at - self.save_started
+        self.notify(CheckpointSaved(step, self.setup.folder.path))
 
     def finish(self, reason: StopReason) -> TrainingFinished:
         """End the other processes, send ``TrainingFinished`` and return it."""
@@ -330,6 +328,7 @@ class _TrainingLoop:
             "n_skipped": p.n_skipped,
             "target_tokens_per_second": p.n_target_tokens / max(p.seconds, 1e-9),
         }
+        self.rank.checkpoints.wait()
         finished = TrainingFinished(p.step, reason, p.best, p.seconds, facts, p.best_weights)
         self.command(Command.END)
         self.world.broadcast_text(encode_result(finished))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from transom.config.schema import ComponentConfig
 from transom.config.training import CheckpointAverageConfig, EmaConfig
-from transom.parallel.sharding import from_local, local, shard_like
+from transom.parallel.sharding import from_local, local
 from transom.training.train_state import trainable_tensors
 
 WeightsName = Literal["raw", "averaged"]
@@ -69,13 +69,10 @@ class WeightAverager:
         Returns:
             One note if a moving average was discarded, otherwise an empty list.
         """
-        current = self._current_weights()
+        device = next(self._model.parameters()).device
         self.n_averaged = n_averaged
-        self.ema = {name: shard_like(x.to(current[name].device), current[name]) for name, x in ema.items()} if n_averaged else {}
-        self.snapshots = {
-            step: {name: shard_like(x.to(current[name].device), current[name]) for name, x in weights.items()}
-            for step, weights in snapshots.items()
-        }
+        self.ema = {name: x.to(device) for name, x in ema.items()} if n_averaged else {}
+        self.snapshots = {step: {name: x.to(device) for name, x in weights.items()} for step, weights in snapshots.items()}
         if not ema or n_averaged:
             return []
         return ["the checkpoint's weight average includes the initial weights, as in earlier versions; averaging starts again from here"]
