@@ -55,7 +55,7 @@ CLUSTERS = {
         8,
         Link(450e9, 5e-6),
         Link(50e9, 10e-6),
-        0.4,
+        0.39,
         "NVIDIA H100 and DGX H100 datasheets: BF16 without sparsity, NVLink 900 GB/s in both directions, 400 Gbit/s per GPU",
     ),
     "a100": Cluster(
@@ -65,7 +65,7 @@ CLUSTERS = {
         8,
         Link(300e9, 5e-6),
         Link(25e9, 10e-6),
-        0.5,
+        0.55,
         "NVIDIA A100 and DGX A100 datasheets: BF16 without sparsity, NVLink 600 GB/s in both directions, 200 Gbit/s per GPU",
     ),
 }

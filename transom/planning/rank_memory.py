@@ -16,17 +16,23 @@ GATHERED_BLOCKS = 3
 
 
 class ActivationBytes(NamedTuple):
-    """Bytes that a micro-batch saves for its backward pass, in one process.
+    """Bytes that one row of a batch saves for its backward pass, in one process.
 
     Attributes:
         blocks: by one block of each stack, "encoder" and "decoder".
-        ends: by embeddings, output layer and loss.
-        temporary: what is needed beside it at the peak, such as the logits.
+        block_copies: 16-bit copies of the weights of such a block, which all rows share.
+        ends: by embeddings and output layer.
+        end_copies: 16-bit copies of the weights of embeddings and output layer.
+        buffers: what operations need beside them at the peak.
+        loss_buffers: what the loss needs beside them, however many rows there are.
     """
 
     blocks: dict[str, int]
+    block_copies: dict[str, int]
     ends: int
-    temporary: int
+    end_copies: int
+    buffers: int
+    loss_buffers: int
 
 
 @dataclass(frozen=True)
@@ -90,16 +96,15 @@ def rank_activations(
         layout: the layout.
         stage: the stage of the rank.
         micro: micro-batches of a step.
-        saved: bytes of a micro-batch in one process.
+        saved: bytes of a row in one process.
         activation: bytes per number of hidden states.
     """
-    parts = layout.tensor * layout.context
-    kept, temporary = 0.0, saved.temporary / parts if stage.is_last else 0.0
+    rows_per_part, kept = micro.rows / (layout.tensor * layout.context), 0.0
     for stack, n_blocks in stage.blocks.items():
-        kept += n_blocks * saved.blocks[stack] / parts
+        kept += n_blocks * (saved.blocks[stack] * rows_per_part + saved.block_copies[stack] / layout.tensor)
         if layout.tensor > 1 and isinstance(config, TransformerConfig):
             gathered = 2 * activation * micro.tokens(stack) * config.d_model / layout.context
             kept += n_blocks * gathered * (1 - 1 / layout.tensor)
     if stage.is_last or not stage.blocks:
-        kept += saved.ends / parts
-    return round(kept * stage.in_flight(micro.n) + temporary)
+        kept += saved.ends * rows_per_part + saved.end_copies
+    return round(kept * stage.in_flight(micro.n) + saved.buffers * rows_per_part) + (saved.loss_buffers if stage.is_last else 0)

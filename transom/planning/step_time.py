@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
 
 from transom.config.architecture import ModelConfig
 from transom.config.parallel import ParallelConfig
 from transom.planning.cluster import Cluster, collective_seconds, rank_group
 from transom.planning.communication import Collective
+from transom.planning.schedule import one_forward_one_backward
 from transom.planning.stages import Stage, stack_names
 
 FIRST_PARTS, LAST_PARTS = ("stem", "patches"), ("transform", "pooler", "unembedding")
@@ -65,13 +68,23 @@ class StepSeconds:
 
     @property
     def bubble(self) -> float:
-        """Fraction of the time of the micro-batches in which the slowest stage waits for others."""
+        """Fraction of the time of the micro-batches in which a stage waits for the others, if all stages are equally slow."""
         return bubble_fraction(len(self.stages), self.n_micro_batches)
+
+    @cached_property
+    def passes(self) -> float:
+        """Seconds of all micro-batches in the pipeline: (m + p - 1) of them if all stages are equally slow, less otherwise."""
+        return max(cell.end for cell in one_forward_one_backward([stage.micro_batch for stage in self.stages], self.n_micro_batches))
+
+    @property
+    def idle(self) -> float:
+        """Fraction of this time in which a stage waits, on average; the bubble, and waiting for slower stages."""
+        return 1 - self.n_micro_batches * fmean(stage.micro_batch for stage in self.stages) / self.passes
 
     @property
     def total(self) -> float:
-        """Seconds per step: (m + p - 1) micro-batches of the slowest stage, then the sums of gradients."""
-        return (self.n_micro_batches + len(self.stages) - 1) * self.slowest.micro_batch + max(stage.per_step for stage in self.stages)
+        """Seconds per step: all micro-batches, then the sums of gradients."""
+        return self.passes + max(stage.per_step for stage in self.stages)
 
 
 def stage_flops(config: ModelConfig, forward: dict[str, float], layout: ParallelConfig, stage: Stage) -> float:

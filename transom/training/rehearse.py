@@ -1,6 +1,6 @@
 """Rehearse a training on a mesh of processes: ``transom rehearse``."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -16,11 +16,15 @@ from transom.planning.precision import choose_precision
 from transom.planning.rank_memory import ActivationBytes, RankBytes, count_rank_bytes, rank_activations
 from transom.planning.stages import Stage, StageParameters, count_stage_parameters, divide_stages, stack_names
 from transom.planning.step_time import StageSeconds, StepSeconds, predict_stage_seconds, stage_flops
+from transom.planning.training_bytes import StepMemory
 from transom.training.plan_run import PlanOptions, batch_shape
 from transom.training.simulated_step import BatchShape, simulate_step
 
 MAX_LARGER = 64
 """Largest factor of processes that is tried to find a layout that fits into memory."""
+
+MAX_LOGITS = 256
+"""Vectors of logits that are run to measure the memory of the loss."""
 
 SMALL_BLOCK_SECONDS = 1e-3
 """Time of a block below which FSDP2's own work per module, about a millisecond, is the bottleneck (PyTorch issue 173680)."""
@@ -195,7 +199,7 @@ class _Costs:
     def __init__(self, config: ModelConfig, training: TrainingConfig, options: RehearsalOptions, dtype: torch.dtype) -> None:
         self._config, self._training, self._options, self._dtype = config, training, options, dtype
         self._shape, _ = self._batch(ParallelConfig())
-        self._saved = measure_activations(config, BatchShape(1, self._shape.source, self._shape.target, self._shape.labeled), dtype)
+        self._saved = measure_activations(config, self._shape, dtype)
 
     def of(self, layout: ParallelConfig) -> tuple[list[RankCost], MicroBatches, int]:
         """Return one rank of each stage, the micro-batches, and the tokens or images per step."""
@@ -211,9 +215,7 @@ class _Costs:
             collectives = tuple(list_collectives(config, layout, stage, parameters, micro, size))
             kept = 0
             if self._saved is not None:
-                rows = shape.rows
-                saved = ActivationBytes({k: rows * v for k, v in self._saved.blocks.items()}, rows * self._saved.ends, rows * self._saved.temporary)
-                kept = rank_activations(config, layout, stage, micro, saved, dtype.itemsize)
+                kept = rank_activations(config, layout, stage, micro, self._saved, dtype.itemsize)
             memory = count_rank_bytes(config, self._training, layout, stage, parameters, kept)
             seconds = predict_stage_seconds(stage_flops(config, forward, layout, stage), collectives, layout, cluster)
             ranks.append(RankCost(stage, parameters, memory, collectives, seconds))
@@ -228,7 +230,7 @@ class _Costs:
         factor = 1
         while factor <= MAX_LARGER:
             for candidate in layouts_by_distance(self._config, layout, self._training, factor * layout.n_processes):
-                if all(rank.memory.total <= self._options.cluster.device_bytes for rank in self.of(candidate)[0]):
+                if self._has_rows(candidate) and all(rank.memory.total <= self._options.cluster.device_bytes for rank in self.of(candidate)[0]):
                     return candidate
             factor *= 2
         return None
@@ -266,22 +268,47 @@ class _Costs:
             return [f"{advice}; a block computes for {1e3 * block:.2g} ms, less than FSDP2's own work per module (PyTorch issue 173680)"]
         return []
 
+    def _has_rows(self, layout: ParallelConfig) -> bool:
+        """Return whether the batch that the user gives has a row for each of its parts."""
+        length = 1 if self.flops_per_token().unit == "image" else self._shape.target or self._shape.source
+        return self._options.batch is None or self._options.batch >= layout.n_batch_parts * length
+
     def _batch(self, layout: ParallelConfig) -> tuple[BatchShape, int]:
         options = PlanOptions(context=self._options.context, batch=self._options.batch, devices=layout.n_batch_parts)
         return batch_shape(self._config, self._training, options)
 
 
 def measure_activations(config: ModelConfig, shape: BatchShape, dtype: torch.dtype) -> ActivationBytes | None:
-    """Measure the bytes that a micro-batch saves, per block and beside the blocks, on tensors without values; None if it cannot run."""
+    """Measure the bytes that a row saves for the backward pass, on tensors without values; None if they cannot be measured.
+
+    A block is the difference of two depths, and a row that of two batches. Of the logits, which a step computes in parts, at most
+    ``MAX_LOGITS`` vectors are run.
+    """
     period = config.depth.every if isinstance(config, TransformerConfig) and hasattr(config.depth, "every") else 1
     fields = [name for name in ("n_encoder_layers", "n_decoder_layers", "n_layers") if hasattr(config, name)]
     base = config.model_copy(update=dict.fromkeys(fields, period))
-    if (small := simulate_step(base, shape, dtype)) is None:
+    labeled = min(shape.labeled, MAX_LOGITS / max(shape.source, shape.target, 1))
+
+    def run(rows: int, **layers: int) -> StepMemory | None:
+        return simulate_step(base.model_copy(update=layers), replace(shape, rows=rows, n_micro_batches=1, labeled=labeled), dtype)
+
+    few, more = run(2), run(4)
+    if few is None or more is None:
         return None
-    blocks = dict[str, int]()
+    row, copies = (more.saved - few.saved) // 2, 2 * few.saved - more.saved
+    blocks, block_copies = dict[str, int](), dict[str, int]()
     for name, field in zip(stack_names(config), fields, strict=True):
-        larger = simulate_step(base.model_copy(update={field: 2 * period}), shape, dtype)
-        assert larger is not None
-        blocks[name] = (larger.saved - small.saved) // period
-    ends = small.saved - period * sum(blocks.values())
-    return ActivationBytes(blocks, ends, max(small.forward, small.peak - small.gradients) - small.saved)
+        few_deep, more_deep = run(2, **{field: 2 * period}), run(4, **{field: 2 * period})
+        assert few_deep is not None and more_deep is not None
+        blocks[name] = ((more_deep.saved - few_deep.saved) // 2 - row) // period
+        block_copies[name] = (2 * few_deep.saved - more_deep.saved - copies) // period
+    buffers = [max(step.forward, step.peak - step.gradients) - step.saved for step in (few, more)]
+    per_row = max(0, (buffers[1] - buffers[0]) // 2)
+    return ActivationBytes(
+        blocks=blocks,
+        block_copies=block_copies,
+        ends=row - period * sum(blocks.values()),
+        end_copies=copies - period * sum(block_copies.values()),
+        buffers=per_row,
+        loss_buffers=buffers[0] - 2 * per_row,
+    )
