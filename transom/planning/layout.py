@@ -44,7 +44,7 @@ def nearest_layout(config: ModelConfig, layout: ParallelConfig, training: Traini
     sizes = {axis: _possible_sizes(axis, config, layout.n_processes, training) for axis in layout.AXES}
     most = math.prod(map(max, sizes.values()))
     if training is not None:
-        most = min(most, _batch_size(training) * math.prod(max(sizes[axis]) for axis in ("tensor", "pipeline", "context")))
+        most = min(most, batch_size(training) * math.prod(max(sizes[axis]) for axis in ("tensor", "pipeline", "context")))
     for n in range(min(layout.n_processes, most), 1, -1):
         for candidate in sorted(_layouts(n, sizes), key=lambda each: _distance(each, layout)):
             if not layout_problems(config, candidate, training):
@@ -207,7 +207,7 @@ def _refused(layout: ParallelConfig, axes: Sequence[str], why: str) -> Iterator[
 
 
 def _batches(training: TrainingConfig, layout: ParallelConfig) -> Iterator[str]:
-    name, size = ("batch_tokens" if hasattr(training, "batch_tokens") else "batch_size"), _batch_size(training)
+    name, size = ("batch_tokens" if hasattr(training, "batch_tokens") else "batch_size"), batch_size(training)
     if size < layout.n_batch_parts:
         parts = f"data * shard * expert = {layout.n_batch_parts}"
         yield f"training.{name}: expected at least one for each of the parallel.{parts} parts of a batch, found {size}"
@@ -218,7 +218,7 @@ def _batches(training: TrainingConfig, layout: ParallelConfig) -> Iterator[str]:
         )
 
 
-def _batch_size(training: TrainingConfig) -> int:
+def batch_size(training: TrainingConfig) -> int:
     """Return the tokens, or images, of a batch."""
     size: int = getattr(training, "batch_tokens", 0) or getattr(training, "batch_size", 1)
     return size
@@ -229,7 +229,14 @@ def _possible_sizes(axis: str, config: ModelConfig, most: int, training: Trainin
 
     Every problem but the size of the batch is one of a single axis, so other sizes occur in no layout without problems.
     """
-    return [size for size in range(1, most + 1) if not layout_problems(config, ParallelConfig(**{axis: size}), training)]
+    limits = {"data": most, "shard": most, "tensor": 1, "pipeline": 1, "expert": 1, "context": 1}
+    if training is not None:
+        limits |= {"data": batch_size(training), "shard": batch_size(training)}
+    if isinstance(config, TransformerConfig):
+        limits |= {"tensor": min(_split_widths(config).values()), "pipeline": sum(config.stacks), "context": config.n_positions}
+        limits["expert"] = getattr(config.feed_forward, "n_experts", 1)
+    sizes = range(1, min(most, limits[axis]) + 1)
+    return [size for size in sizes if not layout_problems(config, ParallelConfig(**{axis: size}), training)]
 
 
 def _layouts(n: int, sizes: dict[str, list[int]]) -> Iterator[ParallelConfig]:

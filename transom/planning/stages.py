@@ -131,24 +131,18 @@ def _split_axes(name: str, layout: ParallelConfig) -> tuple[str, ...]:
 
 
 def _holders(config: ModelConfig, name: str, n_stages: int) -> Iterator[int]:
-    """Yield the stages that need a parameter outside the blocks; a shared matrix may be in several."""
-    stages = divide_stages(config, n_stages)
-    in_decoder = [stage.index for stage in stages if "decoder" in stage.blocks]
-    in_encoder = [stage.index for stage in stages if "encoder" in stage.blocks]
-    first, last = name.split(".")[0], n_stages - 1
-    if first == "encoder":
-        yield in_encoder[-1] if in_encoder else 0
-    elif first == "target_embedding":
-        yield in_decoder[0] if in_decoder else 0
-    elif "embedding" in first and first != "unembedding":
-        yield 0
-        if first == "source_embedding" and isinstance(config, EncoderDecoderConfig) and config.ties_inputs and in_decoder:
-            yield in_decoder[0]
-    else:
-        yield last
-    if name.endswith("embedding.tokens.weight") and "unembedding.weight" not in sum_by_name(config, torch.numel):
-        is_output = first == "embedding" and bool(config.VOCABULARIES) and "classes" not in config.FROM_DATA
-        is_output |= first == "target_embedding" and isinstance(config, EncoderDecoderConfig) and config.ties_output
-        is_output |= first == "source_embedding" and isinstance(config, EncoderDecoderConfig) and config.tie_embeddings == "all"
-        if is_output:
-            yield last
+    """Yield the stages that need a parameter outside the blocks; a matrix that several modules share may be in several stages."""
+    stages, module = divide_stages(config, n_stages), name.split(".")[0]
+    decoder_start = next((stage.index for stage in stages if "decoder" in stage.blocks), 0)
+    first_of = {"embedding": 0, "source_embedding": 0, "target_embedding": decoder_start}
+    if module not in first_of:
+        yield next((stage.index for stage in stages if module in stage.finished), n_stages - 1)
+        return
+    yield first_of[module]
+    if not name.endswith("embedding.tokens.weight"):
+        return
+    if isinstance(config, EncoderDecoderConfig):
+        yield from (0, decoder_start) if config.ties_inputs else ()
+        yield from (n_stages - 1,) if config.ties_output and (module == "target_embedding" or config.ties_inputs) else ()
+    elif getattr(config, "tie_embeddings", False):
+        yield n_stages - 1

@@ -8,10 +8,11 @@ import torch
 from transom.config.architecture import ModelConfig, TransformerConfig
 from transom.config.parallel import ParallelConfig
 from transom.config.training import TrainingConfig
+from transom.errors import ConfigError
 from transom.planning.cluster import Cluster, rank_group
 from transom.planning.communication import Collective, MicroBatches, NumberBytes, list_collectives
-from transom.planning.layout import check_layout, format_layout, layouts_by_distance
-from transom.planning.plan import FlopsPerToken, flops_per_token
+from transom.planning.layout import batch_size, check_layout, format_layout, layouts_by_distance
+from transom.planning.plan import flops_per_token
 from transom.planning.precision import choose_precision
 from transom.planning.rank_memory import ActivationBytes, RankBytes, count_rank_bytes, rank_activations
 from transom.planning.stages import Stage, StageParameters, count_stage_parameters, divide_stages, stack_names
@@ -173,7 +174,7 @@ def rehearse(
     precision = choose_precision(options.precision or training.precision, torch.device("cpu"))
     costs = _Costs(config, training, options, precision.dtype)
     ranks, micro, batch = costs.of(layout)
-    flops = costs.flops_per_token()
+    flops = costs.flops
     seconds = StepSeconds(tuple(rank.seconds for rank in ranks), micro.n)
     fits = all(rank.memory.total <= options.cluster.device_bytes for rank in ranks)
     return Rehearsal(
@@ -198,17 +199,17 @@ class _Costs:
 
     def __init__(self, config: ModelConfig, training: TrainingConfig, options: RehearsalOptions, dtype: torch.dtype) -> None:
         self._config, self._training, self._options, self._dtype = config, training, options, dtype
-        self._shape, _ = self._batch(ParallelConfig())
+        one_row = PlanOptions(context=options.context, batch=max(config.n_positions if hasattr(config, "n_positions") else 1, 2))
+        self._shape, _ = batch_shape(config, training.model_copy(update={"grad_accum_steps": 1}), one_row)
+        self.flops = flops_per_token(config, self._shape.source, self._shape.target, self._shape.labeled)
+        self._length = 1 if self.flops.unit == "image" else self._shape.target or self._shape.source
         self._saved = measure_activations(config, self._shape, dtype)
 
     def of(self, layout: ParallelConfig) -> tuple[list[RankCost], MicroBatches, int]:
         """Return one rank of each stage, the micro-batches, and the tokens or images per step."""
         config, cluster, dtype = self._config, self._options.cluster, self._dtype
-        shape, batch = self._batch(layout)
-        micro = MicroBatches(shape.n_micro_batches, shape.rows, shape.source, shape.target)
-        flops = self.flops_per_token()
-        per_pass = shape.rows * (1 if flops.unit == "image" else shape.target or shape.source)
-        forward = {part: per_pass * value for part, value in flops.parts.items()}
+        micro, batch = self._batch(layout)
+        forward = {part: micro.rows * self._length * flops for part, flops in self.flops.parts.items()}
         size, ranks = NumberBytes(activation=dtype.itemsize), list[RankCost]()
         for stage in divide_stages(config, layout.pipeline):
             parameters = count_stage_parameters(config, layout, stage)
@@ -221,16 +222,14 @@ class _Costs:
             ranks.append(RankCost(stage, parameters, memory, collectives, seconds))
         return ranks, micro, batch
 
-    def flops_per_token(self) -> FlopsPerToken:
-        """Return the FLOPs per token, or per image."""
-        return flops_per_token(self._config, self._shape.source, self._shape.target, self._shape.labeled)
-
     def nearest_that_fits(self, layout: ParallelConfig) -> ParallelConfig | None:
         """Return the nearest layout whose ranks fit into memory, of as many processes or of a multiple by a power of two."""
         factor = 1
         while factor <= MAX_LARGER:
             for candidate in layouts_by_distance(self._config, layout, self._training, factor * layout.n_processes):
-                if self._has_rows(candidate) and all(rank.memory.total <= self._options.cluster.device_bytes for rank in self.of(candidate)[0]):
+                if self._options.batch and self._options.batch < candidate.n_batch_parts * self._training.grad_accum_steps * self._length:
+                    continue
+                if all(rank.memory.total <= self._options.cluster.device_bytes for rank in self.of(candidate)[0]):
                     return candidate
             factor *= 2
         return None
@@ -268,14 +267,23 @@ class _Costs:
             return [f"{advice}; a block computes for {1e3 * block:.2g} ms, less than FSDP2's own work per module (PyTorch issue 173680)"]
         return []
 
-    def _has_rows(self, layout: ParallelConfig) -> bool:
-        """Return whether the batch that the user gives has a row for each of its parts."""
-        length = 1 if self.flops_per_token().unit == "image" else self._shape.target or self._shape.source
-        return self._options.batch is None or self._options.batch >= layout.n_batch_parts * length
+    def _batch(self, layout: ParallelConfig) -> tuple[MicroBatches, int]:
+        """Return the micro-batches of a layout, and the tokens or images per step; each micro-batch has a row at least.
 
-    def _batch(self, layout: ParallelConfig) -> tuple[BatchShape, int]:
-        options = PlanOptions(context=self._options.context, batch=self._options.batch, devices=layout.n_batch_parts)
-        return batch_shape(self._config, self._training, options)
+        Raises:
+            ConfigError: the batch that the user gives has fewer rows.
+        """
+        shape, training = self._shape, self._training
+        length = self._length
+        n_passes = layout.n_batch_parts * training.grad_accum_steps
+        batch = self._options.batch or max(batch_size(training), n_passes * length)
+        if batch < n_passes * length:
+            raise ConfigError(
+                f"--batch-tokens: expected a row of {length:,} tokens for each of {n_passes:,} micro-batches, found {batch:,} tokens; raise it"
+            )
+        rows = batch // (length * n_passes)
+        copies = 2 if getattr(training, "r_drop", 0) else 1
+        return MicroBatches(training.grad_accum_steps, copies * rows, shape.source, shape.target), rows * n_passes * length
 
 
 def measure_activations(config: ModelConfig, shape: BatchShape, dtype: torch.dtype) -> ActivationBytes | None:
