@@ -13,7 +13,7 @@ MESH = ["--mesh", "data=4,tensor=2,pipeline=2", "--micro-batches", "4"]
 
 def test_the_tables_fit_a_terminal_and_say_what_the_json_says(transom: Call) -> None:
     page, value = transom("rehearse", *SMALL, *H100, *MESH), transom("rehearse", *SMALL, *H100, *MESH, "--json").json
-    assert page.code == 0 and max(map(len, page.out.splitlines())) <= 110
+    assert page.code == 0 and max(map(len, page.out.splitlines())) <= 100
     assert value["processes"] == 16 and "16 processes on 2 machines of 8 x H100 SXM" in page.out
     assert value["batch"] == 4 * 4 * value["micro_batches"]["rows"] * 16 and value["micro_batches"]["n"] == 4
     assert value["bubble"] == 1 / 5 and "1 / 5 = 20.0%" in page.out
@@ -45,7 +45,7 @@ def test_a_mesh_without_memory_is_replaced_by_the_nearest_with_enough(transom: C
     needed = value["ranks"][0]["memory"]["total"]
     page, value = (transom("rehearse", *small, str(needed - 1), *more) for more in ((), ("--json",)))
     fitting = value.json["fitting_mesh"]
-    assert not value.json["fits"] and f"this does not fit: stage 0 needs" in page.out and fitting in page.out
+    assert not value.json["fits"] and "this does not fit: stage 0 needs" in page.out and fitting in page.out
     again = transom("rehearse", *SMALL, *H100, "--mesh", fitting, "--device-memory", str(needed - 1), "--json").json
     assert again["fits"] and again["processes"] == 4
 
@@ -53,7 +53,7 @@ def test_a_mesh_without_memory_is_replaced_by_the_nearest_with_enough(transom: C
 def test_a_small_model_is_not_to_be_sharded(transom: Call) -> None:
     page = transom("rehearse", *SMALL, *H100, "--mesh", "shard=8")
     assert "do not shard: the model fits a device twice over, use data=8 instead; gathering its weights takes" in page.out
-    slow = ["--intra-bandwidth", "1000TB", "--device-flops", "1e10", "--mesh", "shard=2"]
+    slow = ["--intra-bandwidth", "1000TB", "--device-flops", "1e13", "--mesh", "shard=2"]
     assert "less than FSDP2's own work per module (PyTorch issue 173680)" in " ".join(transom("rehearse", *SMALL, *H100, *slow).out.split())
     large = transom("rehearse", "llama-3-8b", "--mesh", "shard=64", *H100).out
     assert "do not shard" not in large

@@ -1,6 +1,7 @@
 """Parameters, collectives, memory and times of a layout agree with formulas written out by hand."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -185,7 +186,9 @@ def test_times_of_collectives_by_hand() -> None:
     """Thakur, Rabenseifner and Gropp 2005: latency per hop, (n - 1) / n of the bytes; ranks of a machine share its links to others."""
     inside, across, alone = RankGroup(4, 4), RankGroup(16, 8), RankGroup(4, 1)
     assert collective_seconds("all-gather", 8e9, inside, CLUSTER) == pytest.approx(3e-6 + 8e9 * 3 / 4 / 100e9)
-    assert collective_seconds("all-reduce", 8e9, inside, CLUSTER) == pytest.approx(2 * collective_seconds("all-gather", 8e9, inside, CLUSTER))
+    assert collective_seconds("all-reduce", 8e9, inside, CLUSTER) == pytest.approx(
+        2 * collective_seconds("all-gather", 8e9, inside, CLUSTER)
+    )
     assert collective_seconds("reduce-scatter", 8e9, across, CLUSTER) == pytest.approx(7e-6 + 5e-6 + 8e9 * 15 / 16 / 80e9)
     assert collective_seconds("all-to-all", 8e9, alone, CLUSTER) == pytest.approx(3 * 5e-6 + 8e9 * 3 / 4 / 10e9)
     assert collective_seconds("send", 8e9, alone, CLUSTER) == pytest.approx(5e-6 + 0.8)
@@ -224,7 +227,7 @@ def test_the_timeline_is_a_schedule(n_stages: int, n: int, seconds: list[float])
     assert len(ends) == len(cells) == 2 * n_stages * n
     for stage in range(n_stages):
         own = sorted((cell for cell in cells if cell.stage == stage), key=lambda cell: cell.start)
-        assert all(before.end <= after.start + 1e-9 for before, after in zip(own, own[1:], strict=False))
+        assert all(before.end <= after.start + 1e-9 for before, after in pairwise(own))
         in_flight = [sum(1 if c.kind == "forward" else -1 for c in own[: i + 1]) for i in range(len(own))]
         assert max(in_flight) == Stage(stage, n_stages, {}, ()).in_flight(n) and in_flight[-1] == 0
     for cell in cells:

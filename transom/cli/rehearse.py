@@ -47,13 +47,13 @@ class HardwareChoices(NamedTuple):
     device_memory: Annotated[
         str | None, typer.Option("--device-memory", metavar="SIZE", help="Memory of one device, such as 80GiB.", show_default=False)
     ]
-    devices_per_node: Annotated[
-        int | None, typer.Option("--devices-per-node", min=1, help="Devices of one machine.", show_default=False)
-    ]
+    devices_per_node: Annotated[int | None, typer.Option("--devices-per-node", min=1, help="Devices of one machine.", show_default=False)]
     intra_bandwidth: Annotated[
         str | None,
         typer.Option(
-            "--intra-bandwidth", metavar="SIZE", help="Bytes per second from a device to others of its machine, such as 450GB.",
+            "--intra-bandwidth",
+            metavar="SIZE",
+            help="Bytes per second from a device to others of its machine, such as 450GB.",
             show_default=False,
         ),
     ]
@@ -98,18 +98,20 @@ def rehearse(
     vocab_size: Annotated[
         int | None, typer.Option("--vocab-size", min=1, help="Symbols of each vocabulary. Default: as in transom plan.")
     ] = None,
-    context: Annotated[
-        int | None, typer.Option("--context", min=1, help="Tokens per sequence. Default: as in transom plan.")
-    ] = None,
+    context: Annotated[int | None, typer.Option("--context", min=1, help="Tokens per sequence. Default: as in transom plan.")] = None,
     batch_tokens: Annotated[
         int | None,
         typer.Option(
-            "--batch-tokens", min=1, help="Tokens, or images, per step on all devices. Default: those of the recipe, at least a row per pass."
+            "--batch-tokens",
+            min=1,
+            help="Tokens, or images, per step on all devices. Default: those of the recipe, at least a row per pass.",
         ),
     ] = None,
     micro_batches: Annotated[
         int | None,
-        typer.Option("--micro-batches", min=1, help="Micro-batches per step. Default: training.grad_accum_steps; of an architecture, pipeline."),
+        typer.Option(
+            "--micro-batches", min=1, help="Micro-batches per step. Default: training.grad_accum_steps; of an architecture, pipeline."
+        ),
     ] = None,
     precision: Annotated[
         Literal["bf16", "fp32"] | None, typer.Option("--precision", help="Data type of matrix products. Default: bf16 on GPUs.")
@@ -143,7 +145,7 @@ def rehearse(
         check_suffix(plot)
     layout = parse_layout(mesh)
     config, training = load_planned(name, overrides or (), vocab_size)
-    training = _with_batch(name, config, training, layout, batch_tokens, micro_batches)
+    training = _with_batch(name, config, training, layout, context, batch_tokens, micro_batches)
     precision = precision or ("bf16" if hardware.hardware in ("h100", "a100") else None)
     cluster = hardware.build(layout, training, precision)
     found = run_rehearsal(name, config, training, layout, RehearsalOptions(cluster, context, batch_tokens, precision))
@@ -160,16 +162,20 @@ def _with_batch(
     config: "ModelConfig",
     training: "TrainingConfig",
     layout: "ParallelConfig",
+    context: int | None,
     batch: int | None,
     micro_batches: int | None,
 ) -> "TrainingConfig":
     """Return the settings with the batch that the user gives; a published architecture, which has none, gets a row for each pass."""
+    from transom.planning.layout import batch_size
+
     changes = dict[str, int]()
     is_preset = name in packaged_presets()
     if micro_batches is not None or is_preset:
         changes["grad_accum_steps"] = micro_batches or layout.pipeline
     if batch is None and is_preset:
-        batch = layout.n_batch_parts * changes["grad_accum_steps"] * getattr(config, "max_seq_len", 1)
+        length = getattr(config, "max_seq_len", 1) if context is None else context
+        batch = max(batch_size(training), layout.n_batch_parts * changes["grad_accum_steps"] * length)
     if batch is not None:
         changes["batch_tokens" if hasattr(training, "batch_tokens") else "batch_size"] = batch
     return training.model_copy(update=changes)

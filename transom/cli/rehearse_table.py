@@ -18,12 +18,11 @@ def rehearsal_lines(r: Rehearsal) -> list[str]:
     """Return the lines of a rehearsal: the mesh, a rank of each stage, the collectives, the time, and what fits."""
     sections = [_ranks(r), _collectives(r), _time(r), _fit(r)]
     nodes = -(-r.layout.n_processes // r.cluster.devices_per_node)
-    machines = f"{nodes:,} machine{'' if nodes == 1 else 's'}"
     head = [
         f"{r.name}: {r.family} on {format_layout(r.layout)}",
-        f"{r.layout.n_processes:,} processes on {machines} of {r.cluster.devices_per_node:,} x {r.cluster.name}",
-        f"{r.batch:,} {r.unit} per step in {r.precision}: {r.layout.n_batch_parts:,} parts of the batch x {r.micro.n:,} micro-batches"
-        f" x {r.micro.rows:,} rows",
+        f"{r.layout.n_processes:,} processes on {_count(nodes, 'machine')} of {r.cluster.devices_per_node:,} x {r.cluster.name}",
+        f"{r.batch:,} {r.unit} per step in {r.precision}: {_count(r.layout.n_batch_parts, 'part')} of the batch x"
+        f" {_count(r.micro.n, 'micro-batch', 'es')} x {_count(r.micro.rows, 'row')}",
     ]
     return [*_wrap(head), *(line for section in sections for line in ("", *section))]
 
@@ -51,7 +50,7 @@ def _collectives(r: Rehearsal) -> list[str]:
     rank = max(r.ranks, key=lambda each: each.seconds.micro_batch)
     if not rank.collectives:
         return ["no collectives"]
-    rows = [["collective", "axis", "of", "per step", "size", "sent per step", "seconds"]]
+    rows = [["collective", "axis", "of", "count", "size", "sent", "seconds"]]
     for each in rank.collectives:
         group, count = rank_group(r.layout, each.axis, r.cluster.devices_per_node), each.per_step_count(r.micro.n)
         seconds = count * collective_seconds(each.kind, each.n_bytes, group, r.cluster)
@@ -59,8 +58,9 @@ def _collectives(r: Rehearsal) -> list[str]:
         name = each.kind + (" *" if each.overlapped else "")
         rows.append([name, f"{each.axis} {group.size}", each.what, f"{count:,}", format_bytes(each.n_bytes), sent, f"{seconds:.3g}"])
     of_stage = f" of stage {rank.stage.index}, the slowest" if len(r.ranks) > 1 else ""
+    head = f"collectives of a rank{of_stage}, per step: size of each tensor, and bytes that the rank sends"
     note = ["  * while the device computes"] if any(each.overlapped for each in rank.collectives) else []
-    return [f"collectives of a rank{of_stage}", *(f"  {line}" for line in align_columns(rows, n_left=3)), *note]
+    return [*_wrap([head]), *(f"  {line}" for line in align_columns(rows, n_left=3)), *note]
 
 
 def _time(r: Rehearsal) -> list[str]:
@@ -87,6 +87,10 @@ def _fit(r: Rehearsal) -> list[str]:
         nearest = "none was found" if r.fitting is None else f"{format_layout(r.fitting)} ({r.fitting.n_processes:,} processes)"
         verdict += f"; the nearest mesh that fits: {nearest}"
     return _wrap([verdict, *r.notes])
+
+
+def _count(n: int, noun: str, ending: str = "s") -> str:
+    return f"{n:,} {noun}{'' if n == 1 else ending}"
 
 
 def _wrap(sentences: Iterable[str]) -> list[str]:

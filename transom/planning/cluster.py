@@ -69,7 +69,8 @@ CLUSTERS = {
         "NVIDIA A100 and DGX A100 datasheets: BF16 without sparsity, NVLink 600 GB/s in both directions, 200 Gbit/s per GPU",
     ),
 }
-"""Published hardware. Latencies are assumed. The utilization is fitted to one published run of each (``tests/planning/test_published_runs``)."""
+"""Published hardware. Latencies are assumed. The utilization is fitted to one published run of each, in
+``tests/planning/test_published_runs.py``, which compares predictions for others."""
 
 GLOO = Link(1.2e9, 2e-4)
 """Link between processes of one machine by gloo over the loopback interface.

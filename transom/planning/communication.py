@@ -83,7 +83,7 @@ def list_collectives(
     stage: Stage,
     parameters: StageParameters,
     micro: MicroBatches,
-    size: NumberBytes = NumberBytes(),
+    size: NumberBytes,
     recompute: bool = False,
 ) -> list[Collective]:
     """List the collectives of one rank of a stage.
@@ -196,4 +196,3 @@ def _gradient_sums(layout: ParallelConfig, p: StageParameters, size: NumberBytes
             yield Collective("all-reduce", axis, "gradients", 1, size.gradient * n / layout.shard, per_step=True)
     if layout.pipeline > 1 and p.tied:
         yield Collective("send", "pipeline", "gradients of a shared embedding", 1, size.gradient * p.tied / layout.shard, per_step=True)
-

@@ -57,8 +57,8 @@ def layouts_by_distance(
 ) -> list[ParallelConfig]:
     """Return all layouts of ``n_processes`` without problems, the nearest to ``layout`` first.
 
-    The distance of two layouts is the sum of |log2(size / other size)| over all axes; of equally near ones, that with the fewest axes in use
-    comes first.
+    The distance of two layouts is the sum of |log2(size / other size)| over all axes. Of equally near ones, that with the fewest axes in
+    use comes first.
     """
     sizes = {axis: _possible_sizes(axis, config, n_processes, training) for axis in layout.AXES}
     found = [each for each in _layouts(n_processes, sizes) if not layout_problems(config, each, training)]
@@ -125,8 +125,8 @@ def _structure(config: ModelConfig, layout: ParallelConfig) -> Iterator[str]:
     if layout.expert > 1 and not isinstance(config.feed_forward, MoeConfig):
         found = config.feed_forward.kind
         yield f"parallel.expert: expected 1 without a mixture of experts (model.feed_forward = {found!r}), found {layout.expert}"
-    elif isinstance(config.feed_forward, MoeConfig) and config.feed_forward.n_experts % layout.expert:
-        yield f"parallel.expert: expected a divisor of model.feed_forward.n_experts = {config.feed_forward.n_experts}, found {layout.expert}"
+    elif isinstance(config.feed_forward, MoeConfig) and (n := config.feed_forward.n_experts) % layout.expert:
+        yield f"parallel.expert: expected a divisor of model.feed_forward.n_experts = {n}, found {layout.expert}"
 
 
 def _split_widths(config: TransformerConfig) -> dict[str, int]:
@@ -213,8 +213,8 @@ def _batches(training: TrainingConfig, layout: ParallelConfig) -> Iterator[str]:
         yield f"training.{name}: expected at least one for each of the parallel.{parts} parts of a batch, found {size}"
     if training.grad_accum_steps < layout.pipeline:
         yield (
-            f"training.grad_accum_steps: expected at least parallel.pipeline = {layout.pipeline} micro-batches, which fill the stages, found"
-            f" {training.grad_accum_steps}"
+            f"training.grad_accum_steps: expected at least parallel.pipeline = {layout.pipeline} micro-batches, which fill the stages,"
+            f" found {training.grad_accum_steps}"
         )
 
 

@@ -1,11 +1,11 @@
 """Rehearse a training on a mesh of processes: ``transom rehearse``."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
 
-from transom.config.architecture import ModelConfig, TransformerConfig
+from transom.config.architecture import ModelConfig
 from transom.config.parallel import ParallelConfig
 from transom.config.training import TrainingConfig
 from transom.errors import ConfigError
@@ -14,18 +14,14 @@ from transom.planning.communication import Collective, MicroBatches, NumberBytes
 from transom.planning.layout import batch_size, check_layout, format_layout, layouts_by_distance
 from transom.planning.plan import flops_per_token
 from transom.planning.precision import choose_precision
-from transom.planning.rank_memory import ActivationBytes, RankBytes, count_rank_bytes, rank_activations
-from transom.planning.stages import Stage, StageParameters, count_stage_parameters, divide_stages, stack_names
+from transom.planning.rank_memory import RankBytes, count_rank_bytes, rank_activations
+from transom.planning.stages import Stage, StageParameters, count_stage_parameters, divide_stages
 from transom.planning.step_time import StageSeconds, StepSeconds, predict_stage_seconds, stage_flops
-from transom.planning.training_bytes import StepMemory
+from transom.training.activation_bytes import measure_activations
 from transom.training.plan_run import PlanOptions, batch_shape
-from transom.training.simulated_step import BatchShape, simulate_step
 
 MAX_LARGER = 64
 """Largest factor of processes that is tried to find a layout that fits into memory."""
-
-MAX_LOGITS = 256
-"""Vectors of logits that are run to measure the memory of the loss."""
 
 SMALL_BLOCK_SECONDS = 1e-3
 """Time of a block below which FSDP2's own work per module, about a millisecond, is the bottleneck (PyTorch issue 173680)."""
@@ -50,7 +46,7 @@ class RehearsalOptions:
 
 @dataclass(frozen=True)
 class RankCost:
-    """What one rank of a stage holds, sends and takes; all ranks of a stage are equal.
+    """Needs of one rank of a stage; all ranks of a stage are equal.
 
     Attributes:
         stage: the stage.
@@ -155,9 +151,7 @@ class Rehearsal:
         }
 
 
-def rehearse(
-    name: str, config: ModelConfig, training: TrainingConfig, layout: ParallelConfig, options: RehearsalOptions
-) -> Rehearsal:
+def rehearse(name: str, config: ModelConfig, training: TrainingConfig, layout: ParallelConfig, options: RehearsalOptions) -> Rehearsal:
     """Rehearse a training; no weight and no activation is allocated.
 
     Args:
@@ -253,7 +247,7 @@ class _Costs:
         return notes
 
     def _sharding_notes(self, layout: ParallelConfig, ranks: list[RankCost]) -> list[str]:
-        """Say when not to shard: the model fits several times, and sharding takes longer than the computation it should hide behind."""
+        """Say when not to shard: the model fits several times, and sharding takes longer than the computation beside it."""
         whole = layout.model_copy(update={"data": layout.data * layout.shard, "shard": 1})
         if any(2 * rank.memory.total > self._options.cluster.device_bytes for rank in self.of(whole)[0]):
             return []
@@ -279,44 +273,9 @@ class _Costs:
         batch = self._options.batch or max(batch_size(training), n_passes * length)
         if batch < n_passes * length:
             raise ConfigError(
-                f"--batch-tokens: expected a row of {length:,} tokens for each of {n_passes:,} micro-batches, found {batch:,} tokens; raise it"
+                f"--batch-tokens: expected a row of {length:,} tokens for each of {n_passes:,} micro-batches, found"
+                f" {batch:,} tokens; raise it"
             )
         rows = batch // (length * n_passes)
         copies = 2 if getattr(training, "r_drop", 0) else 1
         return MicroBatches(training.grad_accum_steps, copies * rows, shape.source, shape.target), rows * n_passes * length
-
-
-def measure_activations(config: ModelConfig, shape: BatchShape, dtype: torch.dtype) -> ActivationBytes | None:
-    """Measure the bytes that a row saves for the backward pass, on tensors without values; None if they cannot be measured.
-
-    A block is the difference of two depths, and a row that of two batches. Of the logits, which a step computes in parts, at most
-    ``MAX_LOGITS`` vectors are run.
-    """
-    period = config.depth.every if isinstance(config, TransformerConfig) and hasattr(config.depth, "every") else 1
-    fields = [name for name in ("n_encoder_layers", "n_decoder_layers", "n_layers") if hasattr(config, name)]
-    base = config.model_copy(update=dict.fromkeys(fields, period))
-    labeled = min(shape.labeled, MAX_LOGITS / max(shape.source, shape.target, 1))
-
-    def run(rows: int, **layers: int) -> StepMemory | None:
-        return simulate_step(base.model_copy(update=layers), replace(shape, rows=rows, n_micro_batches=1, labeled=labeled), dtype)
-
-    few, more = run(2), run(4)
-    if few is None or more is None:
-        return None
-    row, copies = (more.saved - few.saved) // 2, 2 * few.saved - more.saved
-    blocks, block_copies = dict[str, int](), dict[str, int]()
-    for name, field in zip(stack_names(config), fields, strict=True):
-        few_deep, more_deep = run(2, **{field: 2 * period}), run(4, **{field: 2 * period})
-        assert few_deep is not None and more_deep is not None
-        blocks[name] = ((more_deep.saved - few_deep.saved) // 2 - row) // period
-        block_copies[name] = (2 * few_deep.saved - more_deep.saved - copies) // period
-    buffers = [max(step.forward, step.peak - step.gradients) - step.saved for step in (few, more)]
-    per_row = max(0, (buffers[1] - buffers[0]) // 2)
-    return ActivationBytes(
-        blocks=blocks,
-        block_copies=block_copies,
-        ends=row - period * sum(blocks.values()),
-        end_copies=copies - period * sum(block_copies.values()),
-        buffers=per_row,
-        loss_buffers=buffers[0] - 2 * per_row,
-    )

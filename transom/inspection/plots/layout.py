@@ -1,6 +1,6 @@
 """A picture of a layout: the mesh of its processes, and the timeline of its pipeline."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transom.config.parallel import ParallelConfig
 from transom.inspection.plots.picture import CATEGORIES, Picture
@@ -41,14 +41,15 @@ def layout_picture(rehearsal: Rehearsal) -> Picture:
     heights = [0.34 * _shown(r.layout)[0] + 0.9, 0.3 * n_stages + 1.0]
 
     def draw(figure: "Figure") -> None:
-        above, below = figure.subfigures(2, 1, height_ratios=heights)
-        for stage, axes in enumerate(above.subplots(1, shown, squeeze=False)[0]):
-            _draw_stage(axes, r, stage)
+        halves: Any = figure.subfigures(2, 1, height_ratios=heights)
+        above, below = halves
+        for stage in range(shown):
+            _draw_stage(above.add_subplot(1, shown, stage + 1), r, stage)
         n_nodes = -(-r.layout.n_processes // r.cluster.devices_per_node)
         if n_nodes > 1:
             note = f"{n_nodes:,} machines of {r.cluster.devices_per_node} devices, blue and yellow in turn"
             above.supxlabel(note, fontsize=7, color="#555555")
-        _draw_timeline(below.subplots(), r, cells, n_drawn)
+        _draw_timeline(below.add_subplot(), r, cells, n_drawn)
 
     seconds = r.seconds
     alt = (
