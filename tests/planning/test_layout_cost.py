@@ -128,13 +128,13 @@ def test_tokens_go_to_their_experts_and_back() -> None:
 
 def test_stages_send_hidden_states_and_gradients() -> None:
     layout = parse_layout("pipeline=3,tensor=2")
-    sends = [found(DECODER, layout, stage)["send", "pipeline", "hidden states and their gradients"] for stage in range(3)]
+    sends = [found(DECODER, layout, stage)["send", "pipeline", "hidden states, gradients"] for stage in range(3)]
     assert [c.count for c in sends] == [1, 2, 1] and {c.n_bytes for c in sends} == {2 * TOKENS * D / 2}
-    tied = [("send", "pipeline", "gradients of a shared embedding") in found(DECODER, layout, stage) for stage in range(3)]
+    tied = [("send", "pipeline", "a shared embedding") in found(DECODER, layout, stage) for stage in range(3)]
     assert tied == [True, False, True]
     micro = MICRO._replace(source=10)
     encoder, decoder = (found(TRANSLATOR, parse_layout("pipeline=6"), stage, micro) for stage in (1, 4))
-    key = ("send", "pipeline", "hidden states and their gradients")
+    key = ("send", "pipeline", "hidden states, gradients")
     assert (encoder[key].n_bytes, decoder[key].n_bytes) == (2 * 2 * 10 * D, 2 * (TOKENS + 2 * 10) * D), "with the encoder's output"
 
 

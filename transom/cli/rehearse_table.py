@@ -56,7 +56,7 @@ def _collectives(r: Rehearsal) -> list[str]:
         seconds = count * collective_seconds(each.kind, each.n_bytes, group, r.cluster)
         sent = format_bytes(each.sent(r.layout, r.micro.n))
         name = each.kind + (" *" if each.overlapped else "")
-        rows.append([name, f"{each.axis} {group.size}", each.what, f"{count:,}", format_bytes(each.n_bytes), sent, f"{seconds:.3g}"])
+        rows.append([name, f"{each.axis} {group.size}", each.what, f"{count:,}", format_bytes(each.n_bytes), sent, f"{seconds:.2g}"])
     of_stage = f" of stage {rank.stage.index}, the slowest" if len(r.ranks) > 1 else ""
     head = f"collectives of a rank{of_stage}, per step: size of each tensor, and bytes that the rank sends"
     note = ["  * while the device computes"] if any(each.overlapped for each in rank.collectives) else []

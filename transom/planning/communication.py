@@ -182,7 +182,7 @@ def _pipeline(config: ModelConfig, layout: ParallelConfig, stage: Stage, micro: 
     has_memory = "decoder" in stage.blocks and isinstance(config, EncoderDecoderConfig)
     tokens = micro.tokens(last_stack) + (micro.tokens("encoder") if has_memory else 0)
     n_bytes = size.activation * tokens * config.d_model / parts
-    yield Collective("send", "pipeline", "hidden states and their gradients", (not stage.is_first) + (not stage.is_last), n_bytes)
+    yield Collective("send", "pipeline", "hidden states, gradients", (not stage.is_first) + (not stage.is_last), n_bytes)
 
 
 def _gradient_sums(layout: ParallelConfig, p: StageParameters, size: NumberBytes) -> Iterator[Collective]:
@@ -195,4 +195,4 @@ def _gradient_sums(layout: ParallelConfig, p: StageParameters, size: NumberBytes
         if getattr(layout, axis) > 1:
             yield Collective("all-reduce", axis, "gradients", 1, size.gradient * n / layout.shard, per_step=True)
     if layout.pipeline > 1 and p.tied:
-        yield Collective("send", "pipeline", "gradients of a shared embedding", 1, size.gradient * p.tied / layout.shard, per_step=True)
+        yield Collective("send", "pipeline", "a shared embedding", 1, size.gradient * p.tied / layout.shard, per_step=True)
