@@ -175,7 +175,7 @@ def test_a_run_needs_the_very_plugin_that_it_was_trained_with(tmp_path: Path) ->
     plugin.write_text(HALVED)
     unknown = refused(transom_outside(tmp_path, "train", "copy", *TINY, "--out", "run"))
     assert "model.feed_forward: expected one of 'relu', " in unknown and "found 'halved'" in unknown
-    command = ["train", "copy", *TINY, "--plugin", "halved.py", "--set", "training.processes=2", "--out", "run"]
+    command = ["train", "copy", *TINY, "--plugin", "halved.py", "--set", "parallel.data=2", "--out", "run"]
     assert transom_outside(tmp_path, *command).returncode == 0
     (record,) = json.loads((tmp_path / "run" / "config.json").read_text())["plugins"]
     assert record["name"] == "halved.py" and re.fullmatch("[0-9a-f]{64}", record["sha256"])
@@ -228,7 +228,7 @@ import transom
 from transom.config.plugins import import_plugins
 
 assert {plugin.home for plugin in import_plugins(["mine", "mine.parts"])} == {os.getcwd()}
-overrides = [*OVERRIDES, "training.processes=2", "model.feed_forward=halves"]
+overrides = [*OVERRIDES, "parallel.data=2", "model.feed_forward=halves"]
 assert transom.train("copy", out="run", set=overrides, plugins=["mine.parts"]).step == 4
 """
     command = [sys.executable, "-c", script.replace("OVERRIDES", repr(TINY[1::2]))]
@@ -251,7 +251,7 @@ def test_a_run_that_starts_from_one_with_a_plugin_needs_it_too(tmp_path: Path) -
 def test_a_worker_that_finds_another_plugin_ends_the_run(tmp_path: Path) -> None:
     appends = "\nfrom pathlib import Path\nwith Path(__file__).open('a') as file:\n    file.write('#')\n"
     (tmp_path / "halved.py").write_text(HALVED + appends)
-    command = ["train", "copy", *TINY, "--plugin", "halved.py", "--set", "training.processes=2", "--out", "run"]
+    command = ["train", "copy", *TINY, "--plugin", "halved.py", "--set", "parallel.data=2", "--out", "run"]
     assert "the plugin has changed" in refused(transom_outside(tmp_path, *command))
 
 

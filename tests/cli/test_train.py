@@ -103,7 +103,7 @@ def test_a_signal_finishes_the_step_and_saves(
     number: signal.Signals, code: int, processes: int, trained: Trained, transom: Call, tmp_path: Path
 ) -> None:
     rare = ("training.checkpoint_every=100000", "training.validate_every=100000")
-    endless = [*trained.command, *sets("training.max_steps=100000", *rare, f"training.processes={processes}")]
+    endless = [*trained.command, *sets("training.max_steps=100000", *rare, f"parallel.data={processes}")]
     command = [sys.executable, "-m", "transom", *endless, "--out", str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0) as process:
         assert process.stdout is not None and process.stderr is not None

@@ -12,6 +12,7 @@ from transom.cli.main import main
 from transom.config.migration import (
     FIELDS,
     METRICS,
+    MOVED,
     STATE,
     VALUES,
     list_changes,
@@ -56,6 +57,7 @@ max_steps = 3
 accumulate = 2
 clip_norm = 0.5
 token_dropout = 0.1
+processes = 2  # of this machine
 schedule = { kind = "cosine", final = 0.2 }
 """
 
@@ -63,7 +65,7 @@ schedule = { kind = "cosine", final = 0.2 }
 def test_a_recipe_is_rewritten_with_its_comments_and_order() -> None:
     new, changes = upgrade_recipe(OLD, "old.toml")
     assert tomllib.loads(new) == migrate_tables(tomllib.loads(OLD))
-    assert [line.split("=")[0].count("#") for line in new.split("\n")] == [line.split("=")[0].count("#") for line in OLD.split("\n")]
+    assert new.count("#") == OLD.count("#")
     for line in (
         "# my recipe, kept with its comments",
         'tie_embeddings = false # not tied: "tie = true" is in this comment',
@@ -73,9 +75,11 @@ def test_a_recipe_is_rewritten_with_its_comments_and_order() -> None:
         '    { kind = "any", patterns = [{ kind = "block-local", size = 8 }, { kind = "global", size = 2 }] },',
         "blank_noising = 0.1",
         'schedule = { kind = "cosine", min_lr_ratio = 0.2 }',
+        "[parallel]",
+        "data = 2  # of this machine",
     ):
         assert line in new.split("\n")
-    assert len(changes) == 18
+    assert len(changes) == 19
     assert upgrade_recipe(new, "new.toml") == (new, [])
 
 
@@ -108,6 +112,7 @@ def test_a_layout_that_cannot_be_rewritten_is_refused_and_left_alone(tmp_path: P
             "unknown field model.position.share, which was renamed to model.position.partial_rotary_factor",
         ),
         ("training.token_dropout=0.1", "renamed to training.blank_noising"),
+        ("training.processes=2", "unknown field training.processes, which was renamed to parallel.data"),
         ("model.feed_forward=mixture", "'mixture', which was renamed to 'moe'"),
         ("model.attention.pattern={kind='any', of=['local']}", "renamed to model.attention.pattern.patterns"),
         ("training.learning_rate=paper", "renamed to 'noam'"),
@@ -157,7 +162,8 @@ def test_every_table_is_met_by_a_former_recipe() -> None:
     recipes = [*more, tomllib.loads(OLD), *(tomllib.loads((run / "recipe.toml").read_text()) for run in RUNS)]
     changes = [change for raw in recipes for change in list_changes(raw)]
     fields = {(change.old, change.new) for change in changes if not change.is_value}
-    assert {pair for renamed in FIELDS for pair in renamed.fields.items()} == fields
+    moved = {(old[-1], ".".join(new)) for old, new in MOVED.items()}
+    assert {pair for renamed in FIELDS for pair in renamed.fields.items()} | moved == fields
     assert {(old, new) for _, old, new in VALUES} == {(change.old, change.new) for change in changes if change.is_value}
 
 

@@ -23,7 +23,7 @@ from transom.kernels.kernel_registry import KERNELS
 from transom.layers.activation import relu
 from transom.layers.attention import AttentionArgs, scaled_dot_product_attention
 from transom.layers.dispatch import REFERENCES, Kernel, kernels_of, selected_path
-from transom.layers.dropout import draw_dropout_mask
+from transom.layers.dropout import KeyedMasks, draw_dropout_mask
 from transom.layers.masks.block_sparse_mask import build_block_sparse_mask
 from transom.layers.masks.mask_rules import CAUSAL_IN_SEGMENT
 from transom.layers.norm import rms_norm
@@ -59,6 +59,7 @@ CASES: dict[tuple[str, str], Callable[[], tuple[list[Tensor], tuple[Any, ...]]]]
     ("rms_norm", "written out"): lambda: ([torch.randn(4096, 64), 1 + torch.randn(64) / 3], (1e-6,)),
     ("rms_norm", "fused"): lambda: ([torch.randn(4096, 64), 1 + torch.randn(64) / 3], (1e-6,)),
     ("attention", "short"): lambda: (heads(60), (AttentionArgs(torch.ones(60, 60, dtype=torch.bool).tril()[None, None], softcap=5.0),)),
+    ("attention", "query chunks"): lambda: (heads(60), (AttentionArgs(dropout=0.25, dropout_masks=KeyedMasks(torch.arange(2))),)),
     ("attention", "fused"): lambda: (heads(60), (AttentionArgs(torch.ones(60, 60, dtype=torch.bool).tril()[None, None]),)),
     ("block_sparse_attention", "tiles"): lambda: (
         heads(300),

@@ -1,7 +1,6 @@
 """Run a function on every rank of a gloo process group, in processes forked from one that has imported PyTorch already."""
 
 import multiprocessing
-import pickle
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -35,7 +34,8 @@ def run_on_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[An
             ends.append(mine)
             processes.append(process)
         results = [_receive(end) for end in ends]
-        for process in processes:
+        for end, process in zip(ends, processes, strict=True):
+            end.close()
             process.join()
     failed = {rank: text for rank, (text, _) in enumerate(results) if text}
     assert not failed, "\n".join(f"rank {rank}: {text}" for rank, text in failed.items())
@@ -44,7 +44,7 @@ def run_on_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[An
 
 def _receive(end: Connection) -> tuple[str, Any]:
     try:
-        return pickle.loads(end.recv_bytes())  # noqa: S301 - from a process of this test
+        return end.recv()
     except EOFError:
         return "exited", None
 
@@ -59,6 +59,7 @@ def _run_rank(end: Connection, rank: int, size: int, store: Path, function: Call
         result = function(rank, *args)
         distributed.barrier()
         distributed.destroy_process_group()
-        end.send_bytes(pickle.dumps(("", result)))  # the pipe's own pickle would share memory that ends with the process
+        end.send(("", result))
     except BaseException:  # noqa: BLE001 - it is raised again in the process of the test
-        end.send_bytes(pickle.dumps((traceback.format_exc(), None)))
+        end.send((traceback.format_exc(), None))
+    end.poll(None)  # tensors are shared with the process of the test until it has read them

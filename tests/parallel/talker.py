@@ -25,7 +25,7 @@ def talk(world: World) -> dict[str, object]:
     """Do each thing once that processes do together."""
     own = [torch.full((2, 3), 10.0**world.rank), torch.tensor([world.rank + 0.5])]
     return {
-        "broadcast_scalar": world.broadcast_scalar(7 if world.rank == 0 else 99),
+        "broadcast_scalars": world.broadcast_scalars(7 if world.rank == 0 else 99),
         "totals": world.all_reduce_scalars(*SAID[world.rank]),
         "summed": [x.tolist() for x in world.all_reduce(own)],
         "gathered": [x.tolist() for x in world.all_gather(torch.tensor([world.rank]))],
@@ -49,5 +49,5 @@ if __name__ == "__main__":
             os.kill(os.getpid(), signal.SIGSTOP)
         while does == "compute" and not Path(sys.argv[5]).exists():  # without a word to the others, for as long as the test wants
             sum(i * i for i in range(10**5))
-        while world.broadcast_scalar():
+        while world.broadcast_scalars(0)[0]:
             assert talk(world) == first

@@ -48,12 +48,12 @@ def test_the_time_in_which_the_first_process_itself_stood_still_does_not_count()
 def test_a_stopped_process_is_named_and_ends() -> None:
     before = children()
     with (
-        pytest.raises(ProcessLostError, match=r"found none from rank 2 for [2-9] s: it was stopped.*--resume; .*training\.processes = 1"),
+        pytest.raises(ProcessLostError, match=r"found none from rank 2 for [2-9] s: it was stopped.*--resume; .*without \[parallel\]"),
         launch_processes(TALKER, ["stop"], 3, threads=1, timeout=LIMIT) as world,
     ):
         while True:
             talk(world)
-            world.broadcast_scalar(1)
+            world.broadcast_scalars(1)
     assert children() == before
 
 
@@ -68,7 +68,7 @@ def test_a_process_that_is_lost_between_ready_and_joined_is_noticed(does: str, f
     assert (children(), sys.excepthook) == before
     with launch_processes(TALKER, ["talk"], 2, threads=1) as world:  # what failed leaves nothing that the next run waits for
         talk(world)
-        world.broadcast_scalar(0)
+        world.broadcast_scalars(0)
 
 
 @pytest.mark.long
@@ -87,4 +87,4 @@ def test_a_process_that_computes_for_longer_than_the_limit_is_left_alone(tmp_pat
         for _ in range(2 * BEATS_PER_TIMEOUT):  # for about twice the limit the process computes and says nothing else
             assert beats.acquire(timeout=30), "the computing process sends no heartbeats"
         (tmp_path / "done").touch()
-        world.broadcast_scalar(0)
+        world.broadcast_scalars(0)

@@ -23,21 +23,21 @@ def test_all_processes_see_the_same(size: int) -> None:
         assert (world.rank, world.size) == (0, size)
         for _ in range(2):
             seen = talk(world)
-            assert seen["broadcast_scalar"] == 7
+            assert seen["broadcast_scalars"] == (7,)
             assert seen["totals"] == tuple(map(sum, zip(*SAID[:size], strict=True)))
             ones = [sum(10.0**rank for rank in range(size))] * 3
             assert seen["summed"] == [[ones, ones], [sum(rank + 0.5 for rank in range(size))]]
             assert seen["gathered"] == [[rank] for rank in range(size)]
             assert seen["joint"] == [number for numbers in LISTS[:size] for number in numbers]
-            world.broadcast_scalar(1)  # the others do it again and compare
+            world.broadcast_scalars(1)  # the others do it again and compare
         talk(world)
-        world.broadcast_scalar(0)
+        world.broadcast_scalars(0)
 
 
 def test_alone_nothing_changes() -> None:
     x = torch.ones(2)
     assert (
-        SINGLE_PROCESS.broadcast_scalar(5) == 5
+        SINGLE_PROCESS.broadcast_scalars(5) == (5,)
         and SINGLE_PROCESS.all_reduce_scalars(1, 2.5) == (1, 2.5)
         and SINGLE_PROCESS.all_gather_lists([3]) == [3]
     )
@@ -48,7 +48,7 @@ def test_alone_nothing_changes() -> None:
 
 def test_a_process_that_cannot_begin_is_named_with_its_last_words() -> None:
     with (
-        pytest.raises(ProcessLostError, match=r"did not start.*training\.processes = 1.*\(nothing works here\)"),
+        pytest.raises(ProcessLostError, match=r"did not start.*without \[parallel\].*\(nothing works here\)"),
         launch_processes(TALKER, ["fail"], 2, threads=1),
     ):
         pass
@@ -61,7 +61,7 @@ def test_a_process_that_dies_is_noticed_at_once() -> None:
     ):
         while True:
             talk(world)
-            world.broadcast_scalar(1)
+            world.broadcast_scalars(1)
 
 
 @pytest.mark.long

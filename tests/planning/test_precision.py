@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from transom.config.parallel import ParallelConfig
 from transom.errors import ConfigError
 from transom.files.cpu_info import cpu_flags
 from transom.planning import precision
@@ -204,29 +205,32 @@ def test_only_processors_that_may_be_used_count(monkeypatch):
     ("wanted", "expected"),
     [
         (1, ProcessPlan(1, 8)),
-        (3, ProcessPlan(3, 2, "3 processes with 2 threads each share every batch")),
-        (8, ProcessPlan(8, 1, "8 processes with 1 thread each share every batch")),
-        (20, ProcessPlan(20, 1, "20 processes with 1 thread each share every batch")),
+        (3, ProcessPlan(3, 2, "3 processes with 2 threads each share every batch: data 3")),
+        (8, ProcessPlan(8, 1, "8 processes with 1 thread each share every batch: data 8")),
+        (20, ProcessPlan(20, 1, "20 processes with 1 thread each share every batch: data 20")),
     ],
 )
 def test_processes_share_the_threads(monkeypatch, wanted, expected):
     monkeypatch.setattr(os, "cpu_count", lambda: 5)
-    assert plan_processes(wanted, ThreadPlan(8, ""), CPU) == expected
+    assert plan_processes(ParallelConfig(data=wanted), ThreadPlan(8, ""), CPU) == expected
 
 
 def test_no_machine_has_too_many_processes(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 5)
-    with pytest.raises(
-        ConfigError, match=r"training.processes: expected at most 20 on this machine, 4 per CPU, found 21; lower training.processes"
-    ):
-        plan_processes(21, ThreadPlan(8, ""), CPU)
+    with pytest.raises(ConfigError, match=r"\[parallel\]: expected at most 20 processes on this machine, 4 per CPU, found data 21; lower"):
+        plan_processes(ParallelConfig(data=21), ThreadPlan(8, ""), CPU)
 
 
-def test_a_gpu_has_one_process():
+def test_each_process_has_a_gpu(monkeypatch):
     gpu = torch.device("cuda")
-    assert plan_processes(1, ThreadPlan(8, ""), gpu) == ProcessPlan(1, 8)
-    with pytest.raises(ConfigError, match="expected 1 on a GPU, found 2"):
-        plan_processes(2, ThreadPlan(8, ""), gpu)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert plan_processes(ParallelConfig(), ThreadPlan(8, ""), gpu) == ProcessPlan(1, 8)
+    assert plan_processes(ParallelConfig(shard=2), ThreadPlan(8, ""), gpu).count == 2
+    assert plan_processes(ParallelConfig(shard=4), ThreadPlan(1, ""), gpu, by_torchrun=True) == ProcessPlan(
+        4, 1, "4 processes with 1 thread each share every batch: shard 4"
+    )
+    with pytest.raises(ConfigError, match="expected at most 2 processes, one per GPU, found data 3; lower"):
+        plan_processes(ParallelConfig(data=3), ThreadPlan(8, ""), gpu)
 
 
 def test_threads_come_back():

@@ -148,10 +148,11 @@ def convolutional(photos: Path) -> ImageRecipe:
     return of_images(CONVOLUTIONAL, photos)
 
 
-def changed(recipe: Recipe, **training: Any) -> Recipe:
-    """Change some of a run's fields."""
+def changed(recipe: Recipe, processes: int = 1, **training: Any) -> Recipe:
+    """Change some of a run's fields, and the number of processes that share its batches."""
     raw = recipe.model_dump()
     raw["training"] |= training
+    raw["parallel"] = {"data": processes}
     return type(recipe).model_validate(raw)
 
 

@@ -20,7 +20,7 @@ from transom.checkpoints.checkpoint import Checkpoints, TensorGroups
 from transom.checkpoints.run_folder import RunFolder
 from transom.checkpoints.tensors import Origin, hash_tensors, serialize_tensors
 from transom.files.atomic_io import json_bytes, write_folder
-from transom.parallel.collectives import SINGLE_PROCESS
+from transom.parallel.mesh import SINGLE_RANK
 from transom.planning import hardware
 from transom.tasks.task import build_training_setup
 from transom.training import train_loop
@@ -79,7 +79,8 @@ def cases(groups: TensorGroups, stride: int) -> Iterator[tuple[str, str, str, bo
 def attempt(parts: TrainingSetup, touched: list[Tensor]) -> str:
     """Resume a run and return which checkpoint it used. ``touched`` gathers the tensors that reach the optimizer."""
     touched.clear()
-    loop = train_loop._TrainingLoop(parts, [], SINGLE_PROCESS)
+    loop = train_loop._TrainingLoop(parts, [], SINGLE_RANK)
+    watch(loop.rank.optimizer, touched)
     loop.restore()
     assert bool(loop.notes) or loop.state.step == NEWER, "an older checkpoint is used without a reason"
     return "older" if loop.state.step == OLDER else "newer"
@@ -107,7 +108,6 @@ def main(kind: str, stride: int) -> None:
         (older, _, _), (newer, _, _) = checkpoints.load(OLDER), checkpoints.load(NEWER)
         document = json.loads((checkpoints.path(NEWER) / "state.json").read_bytes())
         parts = build_training_setup(whole, Path(), folder)
-        watch(parts.optimizer, touched)
         assert attempt(parts, touched) == "newer"
         allowed = sorted(tuple(x.shape) for x in older["optimizer"].values())
         for group, name, harm, forged in cases(newer, stride):
@@ -120,10 +120,8 @@ def main(kind: str, stride: int) -> None:
             result = attempt(parts, touched)
             if result != "older" or sorted(tuple(x.shape) for x in touched) != allowed:
                 failures.append([group, name, harm, forged, result])
-        loop = train_loop._TrainingLoop(
-            parts, [], SINGLE_PROCESS
-        )  # a step writes into all that was restored: an overrun would end the process here
-        loop.restore()
+        loop = train_loop._TrainingLoop(parts, [], SINGLE_RANK)
+        loop.restore()  # a step writes into all that was restored: an overrun would end the process here
         assert loop.fit(lambda: False).step == NEWER
     print(json.dumps({"cases": n_cases, "failures": failures}))
 

@@ -67,5 +67,5 @@ def test_a_killed_run_goes_on_with_its_statistics(tmp_path: Path, average: str) 
 
 
 def test_processes_do_not_share_statistics_and_that_is_said() -> None:
-    with pytest.raises(ValueError, match=r"statistics in one process: expected training\.processes = 1, found 2; change one of them"):
-        recipe({**MODEL, "norm": "batchnorm"}, processes=2)
+    with pytest.raises(ValueError, match=r"statistics in one process: expected no \[parallel\] table, found 2 processes; change"):
+        recipe({**MODEL, "norm": "batchnorm"}, parallel={"data": 2})

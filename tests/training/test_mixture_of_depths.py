@@ -68,7 +68,7 @@ def test_two_processes_make_the_steps_of_one_and_the_record_has_the_shares(tmp_p
     runs = []
     for n in (1, 2):
         seen: list[Event] = []
-        sit(tmp_path / str(n), seen.append, model={**MODEL, "dropout": 0.0, "depth": DEPTH}, processes=n, **exact)
+        sit(tmp_path / str(n), seen.append, model={**MODEL, "dropout": 0.0, "depth": DEPTH}, parallel={"data": n}, **exact)
         runs.append([event for event in seen if isinstance(event, StepFinished)])
     for one, two in zip(*runs, strict=True):
         assert (one.loss, one.grad_norm) == pytest.approx((two.loss, two.grad_norm), rel=2e-4)

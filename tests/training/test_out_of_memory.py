@@ -16,12 +16,14 @@ from torch import Tensor
 from tests.tiers import every
 from tests.training.conftest import changed, sit
 from tests.training.test_train_step import SOURCES, TARGETS, N, tiny
+from transom.config.parallel import ParallelConfig
 from transom.config.training import SgdConfig, TrainingConfig
 from transom.data.batch import PaddedSequences, split_rows, take_rows, translation_batch
 from transom.errors import ConfigError
 from transom.inspection.pages.run_status import read_status
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.parallel.collectives import World
+from transom.parallel.mesh import Ranks
 from transom.planning.freed_memory import FreedMemoryPolicy
 from transom.training.events import Event, MemoryIsShort, MicroBatchesHalved, StepFinished
 from transom.training.objectives.objective import CrossEntropy
@@ -127,9 +129,8 @@ def test_all_processes_give_memory_back_if_one_keeps_it(keeps_here: bool, quick:
     model, batch = tiny(), translation_batch(SOURCES[:1], TARGETS[:1], [0])
     freed = FreedMemoryPolicy(CPU)
     freed.kept = keeps_here
-    train_step = TrainStep(
-        model, build_optimizer(model, PLAIN.optimizer), PLAIN, torch.float32, CrossEntropy(0.1), TwoProcesses(0, 2), freed
-    )
+    two = Ranks(TwoProcesses(0, 2), ParallelConfig(data=2), CPU)
+    train_step = TrainStep(model, build_optimizer(model, PLAIN.optimizer), PLAIN, torch.float32, CrossEntropy(0.1), two, freed)
     with memory_for(model, 0) as seen, pytest.raises(ConfigError, match="memory for a single row, found too little"):
         train_step.step([batch], 0.5)
     assert len(seen) == 2 and len(given_back) == 2, "once at first, and once before the step is repeated"

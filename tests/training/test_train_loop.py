@@ -37,13 +37,14 @@ TRAINING = {
 MODEL = {"d_model": 8, "n_heads": 2, "d_ff": 16, "n_encoder_layers": 1, "n_decoder_layers": 1, "max_seq_len": 32, "dropout": 0.1}
 
 
-def recipe(model: Mapping[str, Any] = MODEL, **training: Any) -> TranslationRecipe:
+def recipe(model: Mapping[str, Any] = MODEL, parallel: Mapping[str, int] = {}, **training: Any) -> TranslationRecipe:
     return TranslationRecipe.model_validate(
         {
             "data": {"generate": {"kind": "reverse", "n_train": 100, "n_valid": 10, "n_test": 10, "max_length": 5}},
             "tokenizer": {"kind": "bpe", "vocab_size": 300, "bpe_dropout": 0.2},
             "model": model,
             "training": {**TRAINING, **training},
+            "parallel": parallel,
             "decoding": {"beam_size": 2, "max_length": 16},
         }
     )

@@ -25,6 +25,7 @@ from transom.tasks.classification.schema import ClassificationRecipe
 from transom.tasks.masked.schema import MaskedRecipe
 from transom.tasks.task import build_training_setup
 from transom.training.events import CheckpointSaved, TrainingStarted, ValidationFinished
+from transom.training.optimizer import build_optimizer
 from transom.training.train_state import optimizer_parameter_names
 from transom.training.weight_averaging import AVERAGED, RAW, WeightAverager
 
@@ -283,7 +284,10 @@ def test_an_average_of_an_earlier_version_begins_anew(short: Recipe, tmp_path: P
     checkpoints.save(3, {**groups, "ema": poisoned}, state)
     with RunFolder.create(tmp_path / "run", resume=True) as folder:
         parts = build_training_setup(run, Path(), folder)
-        numbers = {name: number for number, name in enumerate(optimizer_parameter_names(parts.model, parts.optimizer))}
+        numbers = {
+            name: number
+            for number, name in enumerate(optimizer_parameter_names(parts.model, build_optimizer(parts.model, run.training.optimizer)))
+        }
     as_format_1(checkpoints, 3, numbers)
     seen: list[Any] = []
     finished = sit(run, tmp_path / "run", seen.append)

@@ -52,8 +52,8 @@ def find_batch(
         from transom.training.plan_run import PlanOptions
 
     limit = parse_bytes(memory, "--memory")
-    config, training = load_planned(recipe, overrides or (), vocab_size)
-    options = replace(PlanOptions(), context=context, precision=precision)
+    config, training, layout = load_planned(recipe, overrides or (), vocab_size)
+    options = replace(PlanOptions(), context=context, precision=precision, batch_parts=layout.n_batch_parts)
     found = find_batch(config, training, limit, options, notify=(lambda _: None) if as_json else print_note)
     print_result(found.to_json(), as_json, found_lines(found))
 

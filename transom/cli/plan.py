@@ -18,6 +18,7 @@ from transom.errors import ConfigError
 
 if TYPE_CHECKING:
     from transom.config.architecture import ModelConfig
+    from transom.config.parallel import ParallelConfig
     from transom.config.training import TrainingConfig
     from transom.training.plan_run import PlanOptions
 
@@ -150,7 +151,8 @@ def plan(
         print_result(compared.to_json(), as_json, check_lines(compared))
         return
     assert name is not None
-    config, training = load_planned(name, overrides or (), options.vocab_size)
+    config, training, layout = load_planned(name, overrides or (), options.vocab_size)
+    planned = replace(planned, batch_parts=layout.n_batch_parts)
     if options.flops_per_second is None and options.gpu_memory is None and planned.devices == 1:
         planned = _with_measured_rate(planned, training)
     preset = load_preset(name) if name in packaged_presets() else None
@@ -168,19 +170,21 @@ def plan(
     print_result(record, as_json, [*plan_lines(found), export_line(candidates), *published_lines(published)])
 
 
-def load_planned(name: str, overrides: Sequence[str], vocab_size: int | None) -> "tuple[ModelConfig, TrainingConfig]":
-    """Load the model and the training settings of a preset or recipe, with vocabulary sizes; a classifier gets two classes.
+def load_planned(name: str, overrides: Sequence[str], vocab_size: int | None) -> "tuple[ModelConfig, TrainingConfig, ParallelConfig]":
+    """Load the model, the training settings and the layout of a preset or recipe, with vocabulary sizes; a classifier gets two classes.
 
     Raises:
         ConfigError: there is no such preset or recipe, or a field is invalid.
     """
     from transom.config.data import DATA_OPTIONAL
+    from transom.config.parallel import ParallelConfig
     from transom.config.presets import load_preset
     from transom.config.recipe import load_recipe, parse_model_config
     from transom.config.toml_input import parse_override
     from transom.training.plan_run import preset_training
 
     training: TrainingConfig
+    layout = ParallelConfig()
     if name in packaged_presets():
         tables: dict[str, Any] = {"model": load_preset(name).fields}
         for override in map(parse_override, overrides):
@@ -193,13 +197,13 @@ def load_planned(name: str, overrides: Sequence[str], vocab_size: int | None) ->
             known = [*packaged_presets(), *packaged_recipes()]
             raise ConfigError(f"expected a preset, a recipe or the path of a .toml file, found {name!r}; {suggest(name, known)}")
         recipe = load_recipe(name, overrides, DATA_OPTIONAL)[0]
-        config, training = recipe.model, recipe.training
+        config, training, layout = recipe.model, recipe.training, recipe.parallel
         vocab_size = vocab_size or getattr(getattr(recipe, "tokenizer", None), "vocab_size", None)
     missing = [each for each in config.VOCABULARIES if getattr(config, each) is None or vocab_size is not None]
     sizes: dict[str, Any] = dict.fromkeys(missing, vocab_size)
     if "classes" in config.FROM_DATA and not vars(config)["classes"]:
         sizes["classes"] = ("0", "1")
-    return type(config).model_validate(config.model_dump(exclude_unset=True) | sizes), training
+    return type(config).model_validate(config.model_dump(exclude_unset=True) | sizes), training, layout
 
 
 def _with_measured_rate(options: "PlanOptions", training: "TrainingConfig") -> "PlanOptions":

@@ -2,7 +2,8 @@
 
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,6 +25,16 @@ SeedsOption = Annotated[
         min=1,
         metavar="N",
         help="Train once with each seed from 1 to N, and report the mean and standard deviation of the metrics.",
+    ),
+]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--processes",
+        min=1,
+        metavar="N",
+        help="Train in N processes, on GPUs with one GPU each: parallel.data is what the recipe's other axes of [parallel] leave of N. For"
+        " several machines use torchrun -m transom train.",
     ),
 ]
 SizeOption = Annotated[
@@ -93,6 +104,7 @@ def train(
         int | None, typer.Option("--steps", min=1, metavar="N", help="Train for N optimizer steps. Short for --set training.max_steps=N.")
     ] = None,
     size: SizeOption = None,
+    processes: ProcessesOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, or start a run if there is none.")] = False,
     seeds: SeedsOption = None,
     as_json: JsonOption = False,
@@ -104,8 +116,11 @@ def train(
     """
     with defer_signals():
         from transom.config.model_size import resize_model
-        from transom.tasks.train import default_folder
+        from transom.parallel.torchrun import torchrun_rank
+        from transom.tasks.train import default_folder, follow_training
 
+    if (place := torchrun_rank()) is not None and place.rank > 0:
+        return follow_training().exit_code
     if recipe is None and size is not None:
         raise ConfigError(f"expected --size with NAME_OR_FILE, found --size {size} without; a resumed run keeps its size: leave --size out")
     recipe = recipe or _own_recipe(out if resume else None)
@@ -113,20 +128,23 @@ def train(
     sized = resize_model(recipe, all_overrides, size)
     all_overrides = [*sized.overrides, *all_overrides]
     folder = out or default_folder(recipe)
+    train_one = partial(_train_one, recipe, processes=processes, resume=resume, quiet=as_json, note=sized.note)
     if seeds is None:
-        result = _train_one(recipe, all_overrides, folder, resume, as_json, sized.note)
+        result = train_one(all_overrides, folder)
         print_result(result.to_json(), as_json, _result_lines(result))
         return result.exit_code
-    return _train_seeds(recipe, all_overrides, folder, seeds, resume, as_json, sized.note)
+    return _train_seeds(train_one, all_overrides, folder, seeds, as_json)
 
 
-def _train_seeds(name: str, overrides: Sequence[str], folder: Path, seeds: int, resume: bool, as_json: bool, note: str) -> int:
+def _train_seeds(
+    train_one: Callable[[Sequence[str], Path], "RunResult"], overrides: Sequence[str], folder: Path, seeds: int, as_json: bool
+) -> int:
     """Train one model per seed, print mean and standard deviation of the metrics, and return the exit code."""
     results = []
     for seed in range(1, seeds + 1):
         if not as_json:
             print_note(f"seed {seed} of {seeds}")
-        results.append(_train_one(name, [*overrides, f"training.seed={seed}"], folder / f"seed-{seed}", resume, as_json, note))
+        results.append(train_one([*overrides, f"training.seed={seed}"], folder / f"seed-{seed}"))
         if results[-1].stopped_by:
             print_result(results[-1].to_json(), as_json, _result_lines(results[-1]))
             return results[-1].exit_code
@@ -152,7 +170,9 @@ def _own_recipe(run: Path | None) -> str:
     return str(run / RECIPE)
 
 
-def _train_one(name: str, overrides: Sequence[str], folder: Path, resume: bool, quiet: bool, note: str) -> "RunResult":
+def _train_one(
+    name: str, overrides: Sequence[str], folder: Path, processes: int | None, resume: bool, quiet: bool, note: str
+) -> "RunResult":
     """Train one model; in a terminal, ask whether to overwrite an existing run and how to read an ambiguous table.
 
     ``note`` describes the size of the model and is printed at the start; it may be empty.
@@ -168,6 +188,7 @@ def _train_one(name: str, overrides: Sequence[str], folder: Path, resume: bool, 
 
     def train(answers: Answers) -> "RunResult":
         recipe, base, user_overrides = load_training_recipe(name, [*overrides, *answer_overrides(data, answers)])
+        recipe = recipe.with_processes(processes)
         if quiet:
             return run_training(recipe, base, folder, resume, overwrite, user_overrides=user_overrides)
         with TrainingProgress() as progress:

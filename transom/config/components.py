@@ -74,7 +74,7 @@ class BatchNormConfig(ComponentConfig):
     Cost and use: For comparison with layer norm, not for use on text. In training, the output for a token depends on later
     tokens and on other rows, so a decoder is causal in evaluation only, and statistics depend on the lengths of
     rows. Micro-batches (training.grad_accum_steps) are normalized separately, so their number changes the result; training.average
-    averages the statistics too, and training.processes must be 1.
+    averages the statistics too, and the run must have one process.
     """
 
     kind: Literal["batchnorm"] = "batchnorm"

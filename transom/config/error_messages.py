@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from transom.config.migration import present_field, present_value
+from transom.config.migration import MOVED, present_field, present_value
 from transom.config.schema import Schema, allowed_schemas, kinds, list_item_schemas
 from transom.errors import ConfigError
 
@@ -119,6 +119,8 @@ UPGRADE = "use the new name, or rewrite the recipe with `transom recipes upgrade
 
 
 def _present_name(path: Path, raw: Mapping[str, Any]) -> str | None:
+    if path in MOVED:
+        return ".".join(MOVED[path])
     holder = _value_at(raw, path[:-1], None)
     kind = holder.get("kind") if isinstance(holder, Mapping) else None
     new = present_field(_without_indices(path), kind, str(raw.get("task", "translation")))

@@ -123,6 +123,9 @@ METRICS = {
 STATE = {"skips_in_a_row": "consecutive_skips", "validated_at": "last_validation_step", "routed_alone": "routed_causal"}
 """Renamed keys of a checkpoint's ``state.json``."""
 
+MOVED = {("training", "processes"): ("parallel", "data")}
+"""Paths of fields that moved to another table, each with its present path."""
+
 TENSORS = (
     (r"(encoder\.layers\.\d+)\.ahead\.kernel\.", r"\1.forward_rnn.rnn."),
     (r"(encoder\.layers\.\d+)\.back\.kernel\.", r"\1.backward_rnn.rnn."),
@@ -144,7 +147,7 @@ class Change(NamedTuple):
     Attributes:
         path: path of the field as earlier versions wrote it, without list indices.
         old: former name of the field, or its former value.
-        new: present name of the field, or its present value.
+        new: present name of the field, its present path with dots if it moved to another table, or its present value.
         is_value: whether the value of the field was renamed, not the field.
     """
 
@@ -169,7 +172,18 @@ def migrate_tables(raw: Mapping[str, Any], path: Path = (), task: str | None = N
     """
     task = str(raw.get("task", "translation")) if not path else task
     names = {name: present_field((*path, name), raw.get("kind"), task) or name for name in raw}
-    return {names[name]: _migrate_value(value, (*path, name), task) for name, value in raw.items()}
+    tables = {names[name]: _migrate_value(value, (*path, name), task) for name, value in raw.items()}
+    for (table, name), (new_table, new_name) in MOVED.items() if not path else ():
+        if name in tables.get(table, {}):
+            tables[table] = {**tables[table]}
+            tables[new_table] = {**tables.get(new_table, {}), new_name: tables[table].pop(name)}
+    return tables
+
+
+def record_former_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recipe of a run folder with the values of fields that are newer than the run, where they differ from today's defaults."""
+    training = raw.get("training")
+    return {**raw, "training": {"dropout_rng": "generator", **training}} if isinstance(training, Mapping) else dict(raw)
 
 
 def _migrate_value(value: Any, path: Path, task: str | None) -> Any:
@@ -185,6 +199,8 @@ def _changes(raw: Any, path: Path, task: str) -> Iterator[Change]:
         for name, value in raw.items():
             if (new := present_field((*path, name), raw.get("kind"), task)) is not None:
                 yield Change((*path, name), name, new, is_value=False)
+            if (moved := MOVED.get((*path, name))) is not None:
+                yield Change((*path, name), name, ".".join(moved), is_value=False)
             yield from _changes(value, (*path, name), task)
     elif isinstance(raw, list | tuple):
         for item in raw:

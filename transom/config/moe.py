@@ -16,7 +16,7 @@ class AuxLossBalancingConfig(ComponentConfig):
     """Auxiliary loss, minimal if all experts are selected equally often: aux_loss_coef * N sum_i f_i P_i (Fedus et al. 2022, eq. 4 to 6).
 
     f_i is the fraction of selections that fall on expert i, one of N, and P_i is its mean router probability. Both are computed over the
-    whole batch. A batch computed in parts (``training.grad_accum_steps``, ``training.processes``) needs an additional forward pass for
+    whole batch. A batch computed in parts (``training.grad_accum_steps``, ``[parallel]``) needs an additional forward pass for
     both, which takes a third more time.
 
     Cost and use: The usual choice. Costs almost no time for batches computed in one part. It competes with the main loss: a large weight

@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import tomli_w
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from transom.config import model as _models  # noqa: F401  # registers the kinds of models
 from transom.config.architecture import ModelConfig, TextModelConfig, TransformerConfig
 from transom.config.components import MultiHeadAttentionConfig
 from transom.config.data import DataConfig, PairDataConfig, PairTokenizerConfig, TokenizerConfig
 from transom.config.error_messages import validate
-from transom.config.migration import migrate_tables
+from transom.config.migration import migrate_tables, record_former_defaults
 from transom.config.packaged import packaged_preset, packaged_recipes
+from transom.config.parallel import ParallelConfig
 from transom.config.patterns import Coverage, block_patterns, format_pattern, pattern_coverage
 from transom.config.schema import SLOTS, Schema, derived_formula
 from transom.config.suggestions import suggest
@@ -71,14 +72,15 @@ class Recipe(Schema):
     data: DataConfig
     model: ModelConfig
     training: TrainingConfig
+    parallel: ParallelConfig = Field(ParallelConfig(), description="layout of the run over processes")
     decoding: Schema
 
     @model_validator(mode="after")
     def _statistics_of_one_process(self) -> Self:
-        if isinstance(self.model, TransformerConfig) and self.model.norm.kind == "batchnorm" and self.training.processes > 1:
+        if isinstance(self.model, TransformerConfig) and self.model.norm.kind == "batchnorm" and self.parallel.n_processes > 1:
             raise ValueError(
-                "model.norm = 'batchnorm' computes its statistics in one process: expected training.processes = 1, found"
-                f" {self.training.processes}; change one of them"
+                "model.norm = 'batchnorm' computes its statistics in one process: expected no [parallel] table, found"
+                f" {self.parallel.n_processes} processes; change one of them"
             )
         return self
 
@@ -101,6 +103,10 @@ class Recipe(Schema):
     def measured_on(self, figures: Mapping[str, Any]) -> str:
         """Return a note for the model card on metrics computed on a part of the validation data only; empty if there are none."""
         return ""
+
+    def with_processes(self, n: int | None) -> Self:
+        """Return a copy with as many data-parallel copies of the model as make ``n`` processes; the recipe itself if ``n`` is None."""
+        return self if n is None else self.model_copy(update={"parallel": self.parallel.with_processes(n, "--processes")})
 
     def with_fields(self, part: Literal["data", "model", "training"], **fields: object) -> Self:
         """Return a copy of the recipe with changed fields of a section, without validation."""
@@ -238,7 +244,7 @@ def _overridden(name: str, text: str, overrides: Sequence[str]) -> tuple[dict[st
     sets = sorted(map(parse_override, overrides), key=lambda override: override.depth)
     raw = parse_toml(text, name)
     if (Path(name).parent / "config.json").is_file():  # a run's recipe may have an earlier format
-        raw = migrate_tables(raw)
+        raw = record_former_defaults(migrate_tables(raw))
     if any(override.path == ("model", "preset") for override in sets):
         raw.pop("model", None)
     for override in sets:

@@ -166,11 +166,6 @@ class TrainingConfig(Schema):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="precision of matrix products; auto chooses by the processor's instructions, and the run keeps the choice"
     )
-    processes: int = Field(
-        1,
-        ge=1,
-        description="data-parallel processes on this machine: faster if other work stalls threads, otherwise 1 is fastest",
-    )
     init_from: str | None = Field(
         None,
         description="run folder to start from: its tokenizer and architecture are used, and its weights wherever names match. A packaged"
@@ -180,6 +175,11 @@ class TrainingConfig(Schema):
         None, description="with init_from, trains an adapter (lora) instead of all weights, which are frozen"
     )
     seed: int = Field(1, ge=0, lt=2**63, description="seed of initial weights, sample order, dropout and BPE-dropout")
+    dropout_rng: Literal["keyed", "generator"] = Field(
+        "keyed",
+        description="random numbers of dropout: keyed by seed, step, sample and position, the same for any number of micro-batches and"
+        " processes; or from PyTorch's generator, which runs begun before 0.1.0 keep",
+    )
     validate_every: int = Field(500, ge=1, description="steps between validations")
     best_checkpoint_metric: str = Field("loss", description="validation metric by which the best weights are selected")
     patience: int | None = Field(None, ge=1, description="stop after this many validations without a better one")

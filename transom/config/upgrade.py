@@ -23,8 +23,12 @@ def upgrade_recipe(text: str, name: str) -> tuple[str, list[Change]]:
     old = parse_toml(text, name)
     changes = list_changes(old)
     lines = text.split("\n")
+    moves = [change for change in changes if "." in change.new and not change.is_value]
     for change in changes:
-        _apply(lines, change, text)
+        if change not in moves:
+            _apply(lines, change, text)
+    for change in moves:  # last, since lines that move change the numbers of others
+        _move(lines, change, text)
     new = "\n".join(lines)
     if parse_toml(new, name) != migrate_tables(old):
         listed = ", ".join(f"{'.'.join(change.path)}: {change.old} -> {change.new}" for change in changes)
@@ -46,3 +50,14 @@ def _apply(lines: list[str], change: Change, text: str) -> None:
         if n:
             lines[number] = replaced + lines[number][code.end() :]
             return
+
+
+def _move(lines: list[str], change: Change, text: str) -> None:
+    """Move a field that has a line of its own to its present table, which is added if there is none."""
+    start, (table, name) = (find_line(text, change.path) or 1) - 1, change.new.split(".")
+    moved = re.match(rf"\s*(?:[\w.]+\.)?{re.escape(change.old)}(\s*=.*)", lines[start])
+    if moved:
+        del lines[start]
+        if f"[{table}]" not in lines:
+            lines += [f"[{table}]", ""] if lines[-1] == "" else ["", f"[{table}]"]
+        lines.insert(lines.index(f"[{table}]") + 1, f"{name}{moved[1]}")

@@ -3,6 +3,7 @@
 For training on a CPU, the explicit kernel is the fastest for short sequences, and for the visible tiles of long sequences.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,14 +11,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from transom.kernels.second_order import differentiable_gradients, needs_double_backward
-from transom.layers.attention import DEFAULT_ARGS, AttentionArgs, repeat_kv
-from transom.layers.dropout import draw_dropout_mask, round_probability
+from transom.layers.attention import DEFAULT_ARGS, AttentionArgs, explicit_attention, repeat_kv
+from transom.layers.dropout import KeyedMasks, draw_dropout_mask, round_probability
 
 MAX_SHORT_KEYS = 1024
 """Maximum number of keys for which training on a CPU uses explicit attention. Up to this number PyTorch's fused kernel is 1.4 to 8 times
 slower, forward and backward. With more keys, the attention weights that are saved for the gradient would take too much memory."""
+
+MAX_CHUNK_WEIGHTS = 2**24
+"""Maximum number of attention weights that ``attention_by_query_chunks`` computes at once (64 MB in float32)."""
 
 
 def group_query_heads(x: Float[Tensor, "batch n_heads query width"], kv_heads: int) -> Float[Tensor, "batch kv_heads queries width"]:
@@ -63,10 +68,12 @@ class CpuAttention(NamedTuple):
     Attributes:
         dropout: probability of dropping a weight.
         softcap: c of c tanh(S / c), which bounds the scores (Gemma Team 2024, section 2); None for no softcap.
+        dropout_masks: keyed dropout masks of the weights; None for masks from PyTorch's generator.
     """
 
     dropout: float = 0.0
     softcap: float | None = None
+    dropout_masks: KeyedMasks | None = None
 
     def attention_weights(
         self,
@@ -75,8 +82,12 @@ class CpuAttention(NamedTuple):
         mask: Bool[Tensor, "#batch #n_heads #query #key"] | None,
         bias: Float[Tensor, "#batch #n_heads #query #key"] | None,
         return_lse: bool = False,
+        draw_mask: Callable[[Tensor, float], Tensor] | None = None,
     ) -> SavedWeights:
-        """Compute the attention weights; with ``return_lse`` also the logsumexp of each query's scores."""
+        """Compute the attention weights; with ``return_lse`` also the logsumexp of each query's scores.
+
+        ``draw_mask`` computes the dropout mask of gathered weights; None for that of all weights.
+        """
         (s, softcap_gradient), fully_masked = self.attention_scores(q, k), None
         if bias is not None:
             s = s.add_(bias)
@@ -85,7 +96,9 @@ class CpuAttention(NamedTuple):
             s.add_(torch.zeros(mask.shape, dtype=s.dtype, device=s.device).masked_fill_(~(mask | fully_masked), -torch.inf))
         p = s.softmax(-1)
         sums = _logsumexp(s, p, fully_masked) if return_lse else None
-        return SavedWeights(p, sums, draw_dropout_mask(p, self.dropout) if self.dropout else None, fully_masked, softcap_gradient)
+        draw_mask = draw_mask or (draw_dropout_mask if self.dropout_masks is None else self.dropout_masks.draw)
+        dropout_mask = draw_mask(p, self.dropout) if self.dropout else None
+        return SavedWeights(p, sums, dropout_mask, fully_masked, softcap_gradient)
 
     def attention_scores(
         self, q: Float[Tensor, "batch n_heads query d_head"], k: Float[Tensor, "batch kv_heads key d_head"]
@@ -184,7 +197,7 @@ def _recorded_attention(saved: SavedWeights, cpu_attention: CpuAttention, q: Ten
 
 def cpu_attention(args: AttentionArgs) -> CpuAttention:
     """Return the CPU attention with the dropout and softcap of ``args``."""
-    return CpuAttention(round_probability(args.dropout), args.softcap)
+    return CpuAttention(round_probability(args.dropout), args.softcap, args.dropout_masks)
 
 
 def short_attention(
@@ -211,13 +224,45 @@ def can_use_short_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs
     return args.sinks is None and args.score is None and not learned
 
 
+def attention_by_query_chunks(
+    q: Float[Tensor, "batch n_heads query d_head"],
+    k: Float[Tensor, "batch kv_heads key d_head"],
+    v: Float[Tensor, "batch kv_heads key d_value"],
+    args: AttentionArgs = DEFAULT_ARGS,
+) -> Float[Tensor, "batch n_heads query d_value"]:
+    """Compute ``explicit_attention`` in chunks of queries, whose weights the backward pass recomputes, for keyed dropout of many keys."""
+    size = max(1, MAX_CHUNK_WEIGHTS // (len(q) * q.shape[1] * max(k.shape[2], 1)))
+    if q.shape[2] <= size:
+        return explicit_attention(q, k, v, args)
+    chunks = [slice(first, first + size) for first in range(0, q.shape[2], size)]
+    found: list[Tensor] = [
+        checkpoint(explicit_attention, q[:, :, chunk], k, v, _select_queries(args, chunk), use_reentrant=False, preserve_rng_state=False)
+        for chunk in chunks
+    ]
+    return torch.cat(found, 2)
+
+
+def _select_queries(args: AttentionArgs, chunk: slice) -> AttentionArgs:
+    """Return the arguments of attention for a chunk of the queries."""
+    assert args.dropout_masks is not None, "only keyed masks can be computed for a part of the queries"
+    mask, bias = (x if x is None or x.shape[2] == 1 else x[:, :, chunk] for x in (args.mask, args.bias))
+    head, query, key = (*args.dropout_masks.offsets, 0, 0, 0)[:3]
+    masks = args.dropout_masks._replace(offsets=(head, query + chunk.start, key))
+    return args._replace(mask=mask, bias=bias, dropout_masks=masks)
+
+
+def has_keyed_dropout(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs = DEFAULT_ARGS) -> bool:
+    """Return whether ``attention_by_query_chunks`` is needed: attention weights are dropped by keyed masks."""
+    return args.dropout > 0 and args.dropout_masks is not None
+
+
 def fused_attention(
     q: Float[Tensor, "batch n_heads query d_head"],
     k: Float[Tensor, "batch kv_heads key d_head"],
     v: Float[Tensor, "batch kv_heads key d_value"],
     args: AttentionArgs = DEFAULT_ARGS,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Compute attention with PyTorch's fused kernel; equal to ``explicit_attention``, but softcap and sinks are not supported."""
+    """Compute attention with PyTorch's fused kernel; equal to ``explicit_attention``, but without softcap, sinks and keyed dropout."""
     assert args.softcap is None and args.sinks is None, "the fused kernel supports neither softcap nor sinks"
     mask = args.mask
     if args.bias is not None:

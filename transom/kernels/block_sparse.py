@@ -8,7 +8,7 @@ orders is computed in disjoint parts, each with its own softmax; the parts are c
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import Any, NamedTuple
 
@@ -82,6 +82,13 @@ class TileLayout(NamedTuple):
         if n_pad:
             x = torch.cat([x, x.new_zeros(*x.shape[:2], n_pad, x.shape[3])], 2)
         return x.unflatten(2, (-1, TILE_SIZE)).contiguous()
+
+    def token_indices(self, tiles: Int[Tensor, "*axes"]) -> Int[Tensor, "*axes tile"]:
+        """Return the index of each token of these tiles, which count over all sequences, in its sequence; padding has any index."""
+        indices = (tiles % self.n_tiles * TILE_SIZE)[..., None] + torch.arange(TILE_SIZE, device=tiles.device)
+        if self.order is None:
+            return indices
+        return self.order[(tiles // self.n_tiles)[..., None], indices.clamp_max(self.length - 1)]
 
     def from_layout(self, x: Float[Tensor, "batch heads tiles tile width"]) -> Float[Tensor, "batch heads length width"]:
         """Join tiles to sequences in the original order; inverse of ``to_layout``."""
@@ -283,7 +290,7 @@ class _TiledAttention(torch.autograd.Function):
         ctx: Any, tiles: TiledMask, cpu_attention: CpuAttention, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *learned: Tensor
     ) -> Float[Tensor, "batch n_heads query d_value"]:
         single_part = len(tiles.parts) == 1 and sinks is None
-        ctx.rng_state = torch.get_rng_state() if cpu_attention.dropout else None
+        ctx.rng_state = torch.get_rng_state() if cpu_attention.dropout and cpu_attention.dropout_masks is None else None
         found = _attend_parts(tiles, cpu_attention, (q, k, v), sinks, learned)
         part_fractions = [] if single_part else part_weights([lse for _, lse in found], sinks)
         z = combine_parts(found, sinks).to(v.dtype)
@@ -357,7 +364,8 @@ def _attend_part(
     )  # for fully masked queries
     for chunk in part.chunks:
         (query_tiles, _, _), (queries, keys, values) = _gather_chunk(chunk, q, k, v)
-        weights = cpu_attention.attention_weights(queries, keys, *_mask_and_bias(part, chunk, bias, learned), return_lse)
+        mask, added = _mask_and_bias(part, chunk, bias, learned)
+        weights = cpu_attention.attention_weights(queries, keys, mask, added, return_lse, _mask_drawer(part, chunk, cpu_attention))
         z.flatten(0, 2)[query_tiles] = weights.weighted_values(values)
         if lses is not None and weights.logsumexp is not None:
             lses.flatten(0, 2)[query_tiles] = weights.logsumexp
@@ -381,7 +389,8 @@ def _part_backward(
         query_tiles, (queries, keys, values) = _gather_chunk(chunk, q, k, v)
         with torch.enable_grad():
             mask, added = _mask_and_bias(part, chunk, bias, learned)
-        weights = cpu_attention.attention_weights(queries, keys, mask, None if added is None else added.detach())
+        bias_of_chunk, draw_mask = None if added is None else added.detach(), _mask_drawer(part, chunk, cpu_attention)
+        weights = cpu_attention.attention_weights(queries, keys, mask, bias_of_chunk, draw_mask=draw_mask)
         chunk_delta = None if delta_tiles is None else delta_tiles.flatten(0, 2)[query_tiles[0]]
         *found, grad_scores = attention_backward(weights, queries, keys, values, grad_tiles.flatten(0, 2)[query_tiles[0]], chunk_delta)
         for total, indices, x in zip(sums, query_tiles, found, strict=True):
@@ -402,6 +411,19 @@ def _gather_chunk(chunk: TileChunk, q: Tensor, k: Tensor, v: Tensor) -> tuple[tu
     )
     tile_indices = (query_tiles, visible_tiles, visible_tiles)
     return tile_indices, [_gather_tiles(x, indices) for x, indices in zip((q, k, v), tile_indices, strict=True)]
+
+
+def _mask_drawer(part: MaskPart, chunk: TileChunk, cpu_attention: CpuAttention) -> Callable[[Tensor, float], Tensor] | None:
+    """Return the function that computes the keyed dropout mask of a chunk, equal to that of the whole weights; None without keys."""
+    if cpu_attention.dropout_masks is None:
+        return None
+    return partial(
+        cpu_attention.dropout_masks.draw_at,
+        rows=chunk.queries // part.queries.n_tiles,
+        queries=part.queries.token_indices(chunk.queries),
+        keys=part.keys.token_indices(chunk.keys).flatten(1),
+        ordered=part.keys.order is None,
+    )
 
 
 def _gather_tiles(x: Tensor, indices: Tensor) -> Float[Tensor, "tiles heads length width"]:

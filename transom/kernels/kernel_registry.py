@@ -84,6 +84,11 @@ KERNELS = [
         "stores the weights for a hand-written gradient; PyTorch's fused kernel is 1.4 to 8 times slower here",
     ),
     Kernel(
+        *("attention", "query chunks", "keyed dropout; more keys, other devices, or what ``short`` does not support"),
+        *(attention.has_keyed_dropout, attention.attention_by_query_chunks, 3e-7),
+        "PyTorch's fused kernel samples its own masks; the backward pass recomputes the weights of one chunk at a time",
+    ),
+    Kernel(
         *("attention", "fused", "dot products, no softcap, no sinks", attention.can_use_fused_attention, attention.fused_attention, 3e-7),
         "PyTorch's kernel stores no weight matrix; it samples attention_dropout itself, so it drops other weights than the reference",
     ),
@@ -112,7 +117,7 @@ KERNELS = [
             block_sparse.tiled_attention,
             3e-7,
         ),
-        "time and memory grow with the visible query-key pairs; dropout is sampled per chunk, so it drops other weights than the reference",
+        "time and memory grow with the visible query-key pairs; dropout that is not keyed drops other weights than the reference",
     ),
     Kernel(
         *("block_sparse_attention", "FlexAttention", f"planned blocks, no dropout, heads of {flex.MIN_HEAD_WIDTH} or wider, not float64"),

@@ -20,7 +20,7 @@ from transom.errors import ConfigError
 from transom.layers.cache import BlockCache, KeyValues, KVCache, LinearAttentionCache, ProjectedMemory, RoutedKVCache
 from transom.layers.context import AttentionContext
 from transom.layers.dispatch import operation
-from transom.layers.dropout import dropout
+from transom.layers.dropout import DropoutSite, KeyedMasks, dropout
 from transom.layers.masks.block_sparse_mask import BlockSparseMask
 from transom.layers.norm import build_norm
 from transom.layers.observe import observe
@@ -94,6 +94,7 @@ class AttentionArgs(NamedTuple):
         softcap: c of c tanh(S / c), which bounds the scores (Gemma Team 2024, section 2); None for no softcap.
         sinks: one learned logit per head, which joins the softmax as an extra key with value 0 (Agarwal et al. 2025); None for no sinks.
         score: a plugin's score function, which no kernel supports; None for Q K^T / sqrt(d_head).
+        dropout_masks: keyed dropout masks of the weights; None for masks from PyTorch's generator.
     """
 
     mask: Bool[Tensor, "#batch #n_heads #query #key"] | None = None
@@ -102,6 +103,7 @@ class AttentionArgs(NamedTuple):
     softcap: float | None = None
     sinks: Float[Tensor, "n_heads"] | None = None
     score: ScoreFunction | None = None
+    dropout_masks: KeyedMasks | None = None
 
 
 DEFAULT_ARGS = AttentionArgs()
@@ -151,7 +153,7 @@ def explicit_attention(
 ) -> Float[Tensor, "batch n_heads query d_value"]:
     """Compute Attention(Q, K, V) = Dropout(softmax(Q K^T / sqrt(d_head))) V (Vaswani et al. 2017, eq. 1)."""
     weights = attention_weights(attention_scores(q, k, args), args)  # (batch, n_heads, query, key)
-    weights = dropout(weights, args.dropout, training=True)  # ``args.dropout`` is 0 in evaluation
+    weights = dropout(weights, args.dropout, True, args.dropout_masks)  # ``args.dropout`` is 0 in evaluation
     return weights.to(v.dtype) @ repeat_kv(v, q.shape[1])
 
 
@@ -179,12 +181,13 @@ def block_sparse_attention(
     return scaled_dot_product_attention(q, k, v, args._replace(mask=mask, bias=bias))
 
 
-class Attention(nn.Module):
+class Attention(DropoutSite, nn.Module):
     """Multi-head self-attention or cross-attention (Vaswani et al. 2017, section 3.2.2).
 
     MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W_O, head_i = Attention(Q W_Q_i, K W_K_i, V W_V_i).
     W_Q, W_K, W_V and W_O are separate linear layers ``q``, ``k``, ``v`` and ``o``; in GPT-2, c_attn is the first three and c_proj the last.
-    Dropout here acts on the attention weights only; the block applies dropout to the output. With fewer key heads than query heads, a group
+    Dropout here acts on the attention weights only; the block applies dropout to the output. ``offsets`` of the masks are the first (head,
+    query, key) that this process holds. With fewer key heads than query heads, a group
     of query heads shares each key head (grouped-query attention). ``n_heads`` and ``n_kv_heads`` are read from the shapes of the
     projections, because in tensor parallelism a process holds only some of the heads.
     """
@@ -288,6 +291,8 @@ class Attention(nn.Module):
         if ctx.key_indices is not None:
             k, v = k.index_select(2, ctx.key_indices), v.index_select(2, ctx.key_indices)
         args = self.attention_args(ctx)
+        if args.dropout:
+            args = args._replace(dropout_masks=self.dropout_masks(q))
         return (
             scaled_dot_product_attention(q, k, v, args) if ctx.block_mask is None else block_sparse_attention(q, k, v, ctx.block_mask, args)
         )

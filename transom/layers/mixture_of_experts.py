@@ -1,7 +1,7 @@
 """Mixture of experts (MoE): router, experts, two ways to compute their weighted sum, and load-balancing losses."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from transom.config.moe import BiasBalancingConfig, MoeConfig
 from transom.layers.context import LayerContext
+from transom.layers.dropout import DropoutSite, keyed_tokens, selected_rows
 from transom.layers.observe import observe
 
 PAD_MULTIPLE = 64
@@ -42,10 +43,36 @@ def all_experts(
     return (g.to(outputs.dtype)[:, :, None] * outputs).sum(1)
 
 
+def run_experts(
+    experts: Sequence[nn.Module], x: Float[Tensor, "choices d_model"], counts: Sequence[int], ctx: LayerContext = LayerContext()
+) -> Float[Tensor, "choices d_model"]:
+    """Run each expert on its tokens, of which expert i has ``counts[i]`` consecutive ones in ``x``."""
+    run_idle = torch.is_grad_enabled() or not len(x)  # so that idle experts have a gradient, of 0, and the result has its dtype
+    outputs, rows = [], torch.arange(len(x), device=x.device)
+    for expert, part, indices in zip(experts, x.split(list(counts)), rows.split(list(counts)), strict=True):
+        if run_idle or len(part):
+            padded = pad_rows(part)
+            with selected_rows(indices, len(padded)):
+                outputs.append(expert(padded, ctx)[: len(part)])
+    return torch.cat(outputs)
+
+
 def grouped_experts(
-    experts: Sequence[nn.Module], x: Float[Tensor, "tokens d_model"], routing: Routing, ctx: LayerContext = LayerContext()
+    experts: Sequence[nn.Module | None],
+    x: Float[Tensor, "tokens d_model"],
+    routing: Routing,
+    ctx: LayerContext = LayerContext(),
+    run: Callable[[Sequence[Any], Tensor, Sequence[int], LayerContext], Tensor] = run_experts,
 ) -> Float[Tensor, "tokens d_model"]:
-    """Compute sum_i g_i E_i(x) by running each expert only on the tokens that are routed to it, gathered into one batch per expert."""
+    """Compute sum_i g_i E_i(x) by running each expert only on the tokens that are routed to it, gathered into one batch per expert.
+
+    Args:
+        experts: the experts; None where another process holds the expert and ``run`` reaches it.
+        x: the tokens.
+        routing: experts and gates of each token.
+        ctx: context of the layer.
+        run: function with the interface of ``run_experts``.
+    """
     n_experts, top_k = len(experts), routing.experts.shape[1]
     flat_experts = routing.experts.flatten()
     if routing.kept is not None:
@@ -53,11 +80,8 @@ def grouped_experts(
     counts = flat_experts.bincount(minlength=n_experts + 1)[:n_experts].tolist()
     order = flat_experts.argsort(stable=True)[: sum(counts)]
     token = order // top_k
-    slices = x.index_select(0, token).split(counts)
-    training = torch.is_grad_enabled()  # run idle experts too, so that they have a gradient, of 0
-    outputs = torch.cat(
-        [expert(pad_rows(part), ctx)[: len(part)] for expert, part in zip(experts, slices, strict=True) if training or len(part)]
-    )
+    with selected_rows(token, len(token)):
+        outputs = run(experts, x.index_select(0, token), counts, ctx)
     weighted = outputs * routing.weights.flatten().index_select(0, order)[:, None].to(outputs.dtype)
     return torch.zeros_like(x, dtype=outputs.dtype).index_add(0, token, weighted)
 
@@ -71,13 +95,14 @@ def pad_rows(part: Float[Tensor, "tokens d_model"]) -> Float[Tensor, "rows d_mod
     return F.pad(part, (0, 0, 0, -len(part) % PAD_MULTIPLE))
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts(DropoutSite, nn.Module):
     """Mixture of experts: sum_{i in TopK(s)} g_i E_i(x) + E_shared(x), with router scores s = softmax(x W_r).
 
     References: Shazeer et al. 2017, eq. 1 and 3; Dai et al. 2024, eq. 9. The router runs in float32 or wider (Fedus et al. 2022, section
     2.4). The experts with the largest s plus balancing bias are selected. In training, an expert accepts tokens up to its capacity, row by
     row and in each row from the first token on, and drops further tokens. So a token may be dropped because of an earlier token of its row
-    or a token of an earlier row, but never because of a later token.
+    or a token of an earlier row, but never because of a later token. The keyed dropout masks of an expert are those of its tokens;
+    ``offsets`` is the index of the first token that this process holds.
 
     Attributes:
         path: function that computes the weighted sum of the experts' outputs: ``grouped_experts``, or its reference ``all_experts``, whose
@@ -96,7 +121,7 @@ class MixtureOfExperts(nn.Module):
         self.experts = nn.ModuleList(make_expert(config.width(d_ff)) for _ in range(config.n_experts))
         self.shared = make_expert(config.n_shared_experts * config.width(d_ff)) if config.n_shared_experts else None
         self.register_buffer("bias", torch.zeros(config.n_experts) if isinstance(config.load_balancing, BiasBalancingConfig) else None)
-        self.path = grouped_experts
+        self.path: Callable[..., Tensor] = grouped_experts
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Return the gated sum of expert outputs for each token; padding takes up no capacity of the experts."""
@@ -105,9 +130,10 @@ class MixtureOfExperts(nn.Module):
             logits = F.linear(x.to(wide), self.router.weight.to(wide))
         logits = observe(ctx, self, "router", logits)
         tokens = x.reshape(-1, x.shape[-1])
-        y = self.path(list(self.experts), tokens, self.route(logits, ctx.token_mask), ctx)
-        if self.shared is not None:
-            y = y + self.shared(tokens, ctx)
+        with keyed_tokens(self, x):
+            y = self.path(list(self.experts), tokens, self.route(logits, ctx.token_mask), ctx)
+            if self.shared is not None:
+                y = y + self.shared(tokens, ctx)
         return y.view_as(x)
 
     def router_scores(self, logits: Float[Tensor, "*axes n_experts"]) -> Float[Tensor, "*axes n_experts"]:

@@ -1,10 +1,11 @@
 """Collective operations over the processes of a run."""
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
+from functools import partial
 
 import torch
 from torch import Tensor, distributed
@@ -16,46 +17,58 @@ TIMEOUT = timedelta(days=7)
 stopped processes by their missing heartbeats."""
 
 
+KEPT = "the last checkpoint is kept: continue with --resume"
+"""What a message on a lost process says last."""
+
+
 class ProcessLostError(TransomError):
     """Raised when another process of the run has exited or no longer responds."""
 
 
 class World:
-    """Collective operations over all processes of a run. With one process, each operation returns its input.
+    """Collective operations over the processes of a group. With one process, each operation returns its input.
 
     Attributes:
-        rank: rank of this process, from 0.
+        rank: rank of this process in the group, from 0.
         size: number of processes.
+        group: the process group; None for that of all processes of the run.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
-        """Set rank and size; for more than one process, use ``join_process_group`` instead."""
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int = 0, size: int = 1, group: distributed.ProcessGroup | None = None) -> None:
+        """Set rank, size and group; the group of all processes comes from ``join_process_group``, others from ``Ranks.along``."""
+        self.rank, self.size, self.group = rank, size, group
 
-    def broadcast_scalar(self, number: int = 0) -> int:
-        """Return ``number`` of rank 0 on every rank."""
+    def broadcast_scalars(self, *numbers: float) -> tuple[float, ...]:
+        """Return the numbers of rank 0 on every rank, in float64; every rank passes equally many."""
         if self.size == 1:
-            return number
-        value = torch.tensor([number])
-        self._run_collective(lambda: distributed.broadcast(value, 0))
-        return int(value)
+            return numbers
+        values = torch.tensor(numbers, dtype=torch.float64)
+        self._run_collective(lambda: distributed.broadcast(values, group=self.group, group_src=0))
+        return tuple(values.tolist())
 
+    def broadcast_text(self, text: str = "") -> str:
+        """Return ``text`` of rank 0 on every rank."""
+        if self.size == 1:
+            return text
+        encoded = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        received = torch.zeros(int(self.broadcast_scalars(len(encoded))[0]), dtype=torch.uint8)
+        received[: len(encoded)] = encoded
+        self._run_collective(lambda: distributed.broadcast(received, group=self.group, group_src=0))
+        return bytes(received.tolist()).decode()
+
+    @torch.no_grad()
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Copy rank 0's tensors into the tensors of every rank, in place."""
-        if self.size == 1:
-            return
-        flat = torch.cat([x.detach().reshape(-1) for x in tensors])
-        self._run_collective(lambda: distributed.broadcast(flat, 0))
-        with torch.no_grad():
-            for x, part in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
-                x.copy_(part.view_as(x))
+        if self.size > 1:
+            for x in tensors:
+                self._run_collective(partial(distributed.broadcast, x, group=self.group, group_src=0))
 
     def all_reduce_scalars(self, *numbers: float) -> tuple[float, ...]:
         """Return the sum of each number over all ranks, in float64."""
         if self.size == 1:
             return numbers
         sums = torch.tensor(numbers, dtype=torch.float64)
-        self._run_collective(lambda: distributed.all_reduce(sums))
+        self._run_collective(lambda: distributed.all_reduce(sums, group=self.group))
         return tuple(sums.tolist())
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -63,7 +76,7 @@ class World:
         if self.size == 1:
             return list(tensors)
         flat = torch.cat([x.reshape(-1) for x in tensors])
-        self._run_collective(lambda: distributed.all_reduce(flat))
+        self._run_collective(lambda: distributed.all_reduce(flat, group=self.group))
         return [part.view_as(x) for part, x in zip(flat.split([x.numel() for x in tensors]), tensors, strict=True)]
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
@@ -71,7 +84,7 @@ class World:
         if self.size == 1:
             return [x]
         tensors = [torch.empty_like(x) for _ in range(self.size)]
-        self._run_collective(lambda: distributed.all_gather(tensors, x))
+        self._run_collective(lambda: distributed.all_gather(tensors, x, group=self.group))
         return tensors
 
     def all_gather_lists(self, numbers: Sequence[int]) -> list[int]:
@@ -85,9 +98,7 @@ class World:
         try:
             collective()
         except RuntimeError as error:  # raised by gloo when a connection closes
-            raise ProcessLostError(
-                f"expected {self.size} running processes, found that one has exited; the last checkpoint is kept: continue with --resume"
-            ) from error
+            raise ProcessLostError(f"expected {self.size} running processes, found that one has exited; {KEPT}") from error
 
 
 SINGLE_PROCESS = World()
@@ -95,26 +106,28 @@ SINGLE_PROCESS = World()
 
 
 @contextmanager
-def join_process_group(rank: int, size: int, rendezvous: Path) -> Iterator[World]:
-    """Join the process group of a run on this machine, waiting until all ranks have joined, and leave it after the block.
+def join_process_group(init_method: str, rank: int, size: int) -> Iterator[World]:
+    """Join the process group of a run, waiting until all ranks have joined, and leave it after the block.
 
     Args:
+        init_method: where the ranks meet: ``env://``, or the URI of the file that the group creates.
         rank: rank of this process, from 0.
         size: number of processes.
-        rendezvous: path at which the group creates its rendezvous file, the same for all ranks.
 
     Raises:
         ProcessLostError: another process exited while joining.
     """
-    hook = sys.excepthook
+    backend, hook = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", sys.excepthook
     try:
         try:
-            distributed.init_process_group("gloo", init_method=rendezvous.as_uri(), rank=rank, world_size=size, timeout=TIMEOUT)
+            distributed.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=TIMEOUT)
         except RuntimeError as error:
             _reset_group_counter()
             raise ProcessLostError(f"expected {size} processes to join, found that one has exited") from error
         try:
-            yield World(rank, size)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)  # nothing writes into it
+                yield World(rank, size)
         finally:
             distributed.destroy_process_group()
     finally:

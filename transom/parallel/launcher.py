@@ -1,5 +1,6 @@
 """Launch the worker processes of a run on one machine; they are started by rank 0 and never outlive it."""
 
+import json
 import os
 import shutil
 import signal
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import transom
 from transom.parallel import heartbeat
-from transom.parallel.collectives import SINGLE_PROCESS, ProcessLostError, World, join_process_group
+from transom.parallel.collectives import KEPT, SINGLE_PROCESS, ProcessLostError, World, join_process_group
+from transom.parallel.torchrun import torchrun_rank
 from transom.planning.process_state import environment_defaults
 
 WORKER_BOOTSTRAP = (
@@ -30,6 +32,8 @@ LOOPBACK_INTERFACE = "lo" if sys.platform == "linux" else "lo0"
 def launch_processes(module: str, arguments: Sequence[str], size: int, threads: int, timeout: float | None = None) -> Iterator[World]:
     """Start ``size - 1`` worker processes and join their process group as rank 0; the workers exit with this process.
 
+    If torchrun has started the processes, join them instead, and send them the arguments.
+
     Args:
         module: name of the module that workers run, as in ``python -m MODULE RANK SIZE RENDEZVOUS ARGUMENTS``; the module must call
             ``join_as_worker``.
@@ -44,6 +48,11 @@ def launch_processes(module: str, arguments: Sequence[str], size: int, threads: 
     if size == 1:
         yield SINGLE_PROCESS
         return
+    if torchrun_rank() is not None:
+        with join_torchrun() as world:
+            world.broadcast_text(json.dumps(arguments))
+            yield world
+        return
     package_root, timeout = str(Path(transom.__file__).parents[1]), heartbeat.TIMEOUT if timeout is None else timeout
     with ExitStack() as stack:
         stack.enter_context(environment_defaults({"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE}))
@@ -56,7 +65,8 @@ def launch_processes(module: str, arguments: Sequence[str], size: int, threads: 
             bootstrap = [sys.executable, "-P", "-c", WORKER_BOOTSTRAP, package_root, str(timeout / heartbeat.BEATS_PER_TIMEOUT)]
             command = [*bootstrap, module, str(rank), str(size), str(rendezvous), *arguments]
             with log.open("wb") as errors:
-                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment)
+                own = {**environment, "LOCAL_RANK": str(rank)}
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=own)
             stack.callback(_kill_worker, process)
             processes.append(process)
         monitor = heartbeat.HeartbeatMonitor(processes, timeout, lambda: _break_rendezvous(rendezvous))
@@ -66,27 +76,46 @@ def launch_processes(module: str, arguments: Sequence[str], size: int, threads: 
                 raise ProcessLostError(f"expected {size} running processes, found that one did not start")
             with ExitStack() as group:
                 with monitor.in_rendezvous():
-                    world = group.enter_context(join_process_group(0, size, rendezvous))
+                    world = group.enter_context(join_process_group(rendezvous.as_uri(), 0, size))
                 yield world
-        except ProcessLostError as error:
+        except (ProcessLostError, RuntimeError) as error:  # gloo raises RuntimeError in the collectives of PyTorch's own layouts
+            if not isinstance(error, ProcessLostError) and not monitor.one_has_exited():
+                raise
             for process in processes:
                 process.kill()
                 process.wait()
             last_lines = " ".join(line for log in logs for line in _last_line(log))
-            reason = _stopped_message(*monitor.timed_out_rank) if monitor.timed_out_rank else error
-            advice = "a run with training.processes = 1 needs no other process"
+            lost = error if isinstance(error, ProcessLostError) else f"expected {size} running processes, found that one has exited; {KEPT}"
+            reason = _stopped_message(*monitor.timed_out_rank) if monitor.timed_out_rank else lost
+            advice = "a run without [parallel] needs no other process"
             raise ProcessLostError(f"{reason}; {advice}" + (f" ({last_lines})" if last_lines else "")) from error
 
 
 @contextmanager
-def join_as_worker(rank: int, size: int, rendezvous: Path) -> Iterator[World]:
-    """Join the process group as a worker that ignores signals (rank 0 handles them) and exits when rank 0 exits."""
+def join_torchrun() -> Iterator[World]:
+    """Join the process group of the processes that torchrun has started."""
+    place = torchrun_rank()
+    assert place is not None, "torchrun has started this process"
+    with join_process_group("env://", place.rank, place.size) as world:
+        if place.rank > 0:
+            ignore_signals()
+        yield world
+
+
+def ignore_signals() -> None:
+    """Ignore the signals that ask a run to stop, which rank 0 handles for all."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def join_as_worker(rank: int, size: int, rendezvous: Path) -> Iterator[World]:
+    """Join the process group as a worker that ignores signals and exits when rank 0 exits."""
+    ignore_signals()
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     sys.stdout.buffer.write(heartbeat.READY)
     sys.stdout.flush()
-    with join_process_group(rank, size, rendezvous) as world:
+    with join_process_group(rendezvous.as_uri(), rank, size) as world:
         yield world
 
 
@@ -100,7 +129,7 @@ def _break_rendezvous(rendezvous: Path) -> None:
 def _stopped_message(rank: int, seconds: float) -> str:
     return (
         f"expected heartbeats from all processes of the run, found none from rank {rank} for {seconds:.0f} s: it was stopped or gets no"
-        " CPU time; the last checkpoint is kept: continue with --resume"
+        f" CPU time; {KEPT}"
     )
 
 

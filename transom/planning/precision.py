@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from transom.config.parallel import ParallelConfig
 from transom.errors import ConfigError
 from transom.files.cpu_info import cpu_flags
 from transom.files.message import phrase
@@ -110,43 +111,54 @@ def choose_threads() -> ThreadPlan:
     return ThreadPlan(cores, phrase("machine.threads_physical", physical, count=str(cores)))
 
 
-def plan_processes(requested: int, threads: ThreadPlan, device: torch.device) -> ProcessPlan:
-    """Divide the machine's threads among the data-parallel processes of a recipe.
+def rank_device() -> torch.device:
+    """Return the device of this process: a GPU if there is one, by ``LOCAL_RANK`` if several processes share the machine, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
 
-    Threads synchronize after each of the thousands of operations of a step, processes once per step. On an idle machine one process with
-    all threads is as fast or faster. On a busy machine it drops to a third of its speed, while several processes keep three quarters.
+
+def plan_processes(layout: ParallelConfig, threads: ThreadPlan, device: torch.device, by_torchrun: bool = False) -> ProcessPlan:
+    """Divide the machine's threads among the processes of a layout.
+
+    Threads synchronize after each of the thousands of operations of a step, data-parallel processes once per step. On an idle machine one
+    process with all threads is as fast or faster. On a busy machine it drops to a third of its speed, while several processes keep three
+    quarters.
 
     Args:
-        requested: number of processes that share each batch.
-        threads: number of threads for all processes together.
-        device: device of the model; on a GPU only one process is supported.
+        layout: the layout of the run.
+        threads: number of threads for all processes together, or for each if torchrun has started them.
+        device: device of this process.
+        by_torchrun: whether torchrun has started the processes, perhaps on several machines.
 
     Raises:
-        ConfigError: several processes on a GPU, or more than the machine can start.
+        ConfigError: the layout has more processes than the machine has GPUs or can start.
     """
-    if device.type != "cpu":
-        if requested > 1:
-            raise ConfigError(f"training.processes: expected 1 on a GPU, found {requested}; set it to 1: only a CPU supports several")
-        return ProcessPlan(1, threads.count)
-    if requested > (limit := _MAX_PROCESSES_PER_CPU * (os.cpu_count() or 1)):
+    n = layout.n_processes
+    if device.type == "cuda" and not by_torchrun and n > (gpus := torch.cuda.device_count()):
+        raise ConfigError(f"[parallel]: expected at most {gpus} processes, one per GPU, found {layout.description}; lower them")
+    if device.type == "cpu" and not by_torchrun and n > (limit := _MAX_PROCESSES_PER_CPU * (os.cpu_count() or 1)):
         raise ConfigError(
-            f"training.processes: expected at most {limit} on this machine, {_MAX_PROCESSES_PER_CPU} per CPU, found"
-            f" {requested}; lower training.processes"
+            f"[parallel]: expected at most {limit} processes on this machine, {_MAX_PROCESSES_PER_CPU} per CPU, found"
+            f" {layout.description}; lower them, or rehearse the layout with transom rehearse"
         )
-    threads_per_process = max(1, threads.count // requested)
-    if requested == 1:
+    threads_per_process = max(1, threads.count // (1 if by_torchrun else n))
+    if n == 1:
         return ProcessPlan(1, threads_per_process)
     return ProcessPlan(
-        requested,
+        n,
         threads_per_process,
         phrase(
             "machine.processes",
             {
-                "one": "{processes} processes with {n} thread each share every batch",
-                "other": "{processes} processes with {n} threads each share every batch",
+                "one": "{processes} processes with {n} thread each share every batch: {layout}",
+                "other": "{processes} processes with {n} threads each share every batch: {layout}",
             },
-            processes=requested,
+            processes=n,
             n=threads_per_process,
+            layout=layout.description,
         ),
     )
 

@@ -18,6 +18,7 @@ from transom.config.recipe import Recipe
 from transom.config.suggestions import suggest
 from transom.errors import ConfigError
 from transom.inspection.pages.number_format import format_duration
+from transom.parallel.torchrun import torchrun_rank
 from transom.tasks.signals import defer_signals
 from transom.training.events import Callback, Event, StepFinished, StopReason, TrainingFinished, ValidationFinished
 from transom.training.validation_metrics import format_metrics
@@ -222,6 +223,17 @@ def run_training(
     )
 
 
+def follow_training() -> RunResult:
+    """Take part in a run as one of the other ranks that torchrun has started; return the result of rank 0."""
+    from transom.planning.process_state import preserved_process_state
+    from transom.training.rank_process import follow_rank_0
+
+    with preserved_process_state():
+        folder, finished = follow_rank_0()
+    stopped = signal.SIGTERM if finished.reason == "stopped" else 0
+    return RunResult(folder, finished.step, finished.reason, dict(finished.best), finished.seconds, stopped, "", finished.weights)
+
+
 class DataArguments(TypedDict, total=False):
     """Keyword arguments of ``transom.train`` that replace the data of a recipe with the user's own files.
 
@@ -284,6 +296,7 @@ def train(
     minutes: float | None = None,
     steps: int | None = None,
     size: Size | None = None,
+    processes: int | None = None,
     init_from: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -307,6 +320,8 @@ def train(
         steps: number of optimizer steps.
         size: size of the model: "base" is that of the recipe, "small" has half of its dimensions, "large" twice. Fields in
             ``set`` are kept. By default the recipe chooses.
+        processes: number of processes, on GPUs with one GPU each; ``parallel.data`` is what the recipe's other axes of ``[parallel]`` leave
+            of it. In a program that torchrun has started, all ranks call this function and return the result of rank 0.
         init_from: run folder whose model is fine-tuned.
         resume: resume the run in ``out``, if there is one.
         overwrite: start a new run even if ``out`` contains one.
@@ -319,6 +334,8 @@ def train(
     Raises:
         TransomError: the recipe does not fit the data or the run folder, or the run cannot be resumed.
     """
+    if (place := torchrun_rank()) is not None and place.rank > 0:
+        return follow_training()
     with errors_for_python():
         import_plugins(plugins)
         known, given = data_arguments(), dict[str, Any](data)
@@ -332,7 +349,9 @@ def train(
         folder = default_folder(recipe) if out is None else Path(out)
         with _shown(progress) as shown:
             notify, watching = (_ignore_status, callbacks) if shown is None else (shown.show_status, [shown, *callbacks])
-            return run_training(loaded, base, folder, resume, overwrite, watching, notify, user_overrides, sized.note)
+            return run_training(
+                loaded.with_processes(processes), base, folder, resume, overwrite, watching, notify, user_overrides, sized.note
+            )
 
 
 def _ignore_status(message: str) -> None:

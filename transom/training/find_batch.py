@@ -87,7 +87,7 @@ def find_batch(
     """
     limit, base = memory or device_memory(torch.device("cpu")), data_memory()
     precision = choose_precision(options.precision or training.precision, torch.device("cpu"))
-    share = limit // training.processes
+    share = limit // options.batch_parts
     whole, _ = batch_shape(config, training.model_copy(update={"grad_accum_steps": 1}), options)
     copies = 2 if getattr(training, "r_drop", 0) else 1
     rows, unit = whole.rows // copies, "image" if whole.target == 0 and hasattr(training, "batch_size") else "row"
@@ -96,7 +96,7 @@ def find_batch(
     def plan_rows(micro: int, n_micro_batches: int) -> tuple[int, int]:
         """Return the predicted bytes of the process, and the largest number of rows that are predicted to fit, which is exact nearby."""
         fields = training.model_copy(update={"grad_accum_steps": n_micro_batches})
-        size = micro * n_micro_batches * training.processes * length
+        size = micro * n_micro_batches * options.batch_parts * length
         plan = plan_run("", config, fields, replace(options, batch=size, device_bytes=max(share - base, 1)))
         if plan.step is None:
             raise ConfigError(
@@ -131,7 +131,7 @@ def find_batch(
             raise ConfigError(f"--memory: expected a micro-batch that fits, found none in {MAX_TRIALS} trials; raise it")
         steps, predicted = accumulation(int(micro * _FEWER))
     field = "training.batch_size" if hasattr(training, "batch_size") else "training.batch_tokens"
-    batch = rows * training.processes
+    batch = rows * options.batch_parts
     return FoundBatch(limit, unit, length, micro, steps, batch, field, batch * length, predicted, tuple(trials))
 
 

@@ -37,6 +37,17 @@ def build_optimizer(model: nn.Module, config: ComponentConfig, dtype: torch.dtyp
     return build(config, model, [p for p in model.parameters() if p.requires_grad], dtype)
 
 
+def split_groups_by_mesh(optimizer: torch.optim.Optimizer) -> None:
+    """Split each parameter group so that its parameters are plain tensors, or sharded over one mesh: fused updates cannot mix them."""
+    for group in list(optimizer.param_groups):
+        by_mesh: dict[Any, list[Tensor]] = {}
+        for p in group["params"]:
+            by_mesh.setdefault(getattr(p, "device_mesh", None), []).append(p)
+        first, *others = by_mesh.values()
+        group["params"] = first
+        optimizer.param_groups += [{**group, "params": parameters} for parameters in others]
+
+
 def state_specs(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, TensorSpec]:
     """Return dtype and shape, by name, of the state tensors that an optimizer keeps for a parameter that has had a gradient.
 

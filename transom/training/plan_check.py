@@ -102,9 +102,10 @@ def check_plan(run: Path, options: PlanOptions = NO_OPTIONS, seconds: float = 10
             f" {recipe.training.log_every} steps with this version; runs on a GPU are not compared"
         )
     precision, threads = choose_precision(recipe.training.precision, torch.device("cpu")), choose_threads()
+    options = replace(options, batch_parts=recipe.parallel.n_batch_parts)
     if options.flops_per_second is None:
         shape, _ = batch_shape(recipe.model, recipe.training, options)
-        n_threads = plan_processes(recipe.training.processes, threads, torch.device("cpu")).threads
+        n_threads = plan_processes(recipe.parallel, threads, torch.device("cpu")).threads
         with preserved_process_state(), num_threads_set_to(n_threads):
             if max(held) == max(used):
                 give_back_freed_memory()  # as the run did

@@ -43,6 +43,7 @@ class PlanOptions:
         batch: tokens, or images, per step on all devices. Default: that of the recipe, at least a row per device.
         precision: bf16 or fp32. Default: that of the recipe on this machine.
         devices: number of devices.
+        batch_parts: processes per device among which the recipe divides each batch.
         device_bytes: memory of one device. Default: the memory of this machine.
         sharding: what the devices divide among themselves.
         tokens: tokens, or images, of the training. Default: steps of the recipe times its batch.
@@ -56,6 +57,7 @@ class PlanOptions:
     batch: int | None = None
     precision: Literal["bf16", "fp32"] | None = None
     devices: int = 1
+    batch_parts: int = 1
     device_bytes: int | None = None
     sharding: Sharding = "none"
     tokens: int | None = None
@@ -167,10 +169,10 @@ def batch_shape(config: ModelConfig, training: TrainingConfig, options: PlanOpti
         length = options.context or (min(limit, PAIR_LENGTH) if is_pair else limit)
         if length > limit and isinstance(config, TransformerConfig) and config.position_table:
             raise ConfigError(f"--context: expected at most model.max_seq_len = {limit:,} tokens, found {length:,}; set model.max_seq_len")
-        batch = options.batch or max(t.batch_tokens, options.devices * training.processes * length)
+        batch = options.batch or max(t.batch_tokens, options.devices * options.batch_parts * length)
         source, target = (0 if config.STACK == "a decoder" else length), (length if is_pair or config.STACK == "a decoder" else 0)
     micro, n_rows = training.grad_accum_steps, max(1, batch // length)
-    devices = options.devices * training.processes
+    devices = options.devices * options.batch_parts
     if n_rows < devices:
         raise ConfigError(
             f"--batch-tokens: expected a row of {length:,} tokens for each of {devices} devices, found {batch:,} tokens; raise it"

@@ -1,6 +1,10 @@
-"""Program of the data-parallel processes other than rank 0: they take the same training steps, but do not validate or write files."""
+"""Program of the ranks other than 0: they take the same training steps and hold their shards, but do not validate or write files."""
 
+import json
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import IntEnum
 from importlib import import_module
 from pathlib import Path
 
@@ -14,36 +18,45 @@ from transom.config.recipe import load_recipe
 from transom.errors import DataError
 from transom.models.build import build_model
 from transom.parallel.collectives import World
-from transom.parallel.launcher import join_as_worker
-from transom.planning.freed_memory import FreedMemoryPolicy, keep_freed_memory, trim_malloc
-from transom.planning.precision import choose_precision, choose_threads
+from transom.parallel.launcher import join_as_worker, join_torchrun
+from transom.parallel.mesh import Ranks
+from transom.planning.freed_memory import keep_freed_memory, trim_malloc
+from transom.planning.precision import choose_precision, choose_threads, rank_device
+from transom.training.events import TrainingFinished
 from transom.training.finetune import load_base_and_adapt
-from transom.training.lr_schedule import learning_rate
-from transom.training.optimizer import build_optimizer
+from transom.training.rank_state import RankState
 from transom.training.resume import load_resume_state
 from transom.training.task_protocol import BuildTask, TaskContext
-from transom.training.train_state import gather_rng_states, load_optimizer, restore_rng_states, trainable_tensors
-from transom.training.train_step import TrainStep
 
 NO_CHECKPOINT = -1
 """Value that rank 0 broadcasts in place of a checkpoint's step if the run has no checkpoint."""
 
-STEP, SAVE, END = range(3)
-"""Commands that rank 0 broadcasts: take a training step, send the random state for a checkpoint, exit."""
+
+class Command(IntEnum):
+    """What rank 0 does next, and all ranks with it; it broadcasts the command with one number.
+
+    Attributes:
+        STEP: a training step; the number is its learning rate.
+        AVERAGE: add the weights of a checkpoint to their average; the number is its step.
+        VALIDATE: gather the weights to validate; the number is the step.
+        SAVE: gather the tensors of a checkpoint.
+        END: exit.
+    """
+
+    STEP, AVERAGE, VALIDATE, SAVE, END = range(5)
 
 
 class RankProcess:
-    """Training on a rank other than 0: its copies of model and optimizer, and its part of each batch."""
+    """Training on a rank other than 0: its copy or shard of the model, and its part of each batch."""
 
-    def __init__(self, folder: Path, data: str, read: BuildTask, rank: int, n_ranks: int) -> None:
-        """Build task, model and optimizer from the run folder that rank 0 has written.
+    def __init__(self, folder: Path, data: str, read: BuildTask, rank: int) -> None:
+        """Build task and model from the run folder that rank 0 has written.
 
         Args:
             folder: the run folder.
             data: hash of the training and validation data that rank 0 has read.
             read: reads the data and builds the task.
             rank: rank of this process, from 1.
-            n_ranks: number of data-parallel processes.
 
         Raises:
             DataError: the data read by this process has another hash than ``data``.
@@ -52,51 +65,53 @@ class RankProcess:
         self.folder = RunFolder.open(folder)
         self.folder.require_plugins()
         self.recipe = load_recipe(folder / RECIPE)[0]
-        self.rank = rank
-        self.task = read(self.recipe, TaskContext(folder, self.folder, lambda _: None, rank, n_ranks))
+        self.layout, self.device = self.recipe.parallel, rank_device()
+        context = TaskContext(folder, self.folder, lambda _: None, self.layout.batch_part(rank), self.layout.n_batch_parts)
+        self.task = read(self.recipe, context)
         if self.task.data_hash != data:
             raise DataError(f"{folder}: expected the data that rank 0 has read, found changed files; start the run again")
         torch.manual_seed(self.recipe.training.seed)
-        self.model = build_model(self.recipe.model).train()
+        self.model = build_model(self.recipe.model).to(self.device).train()
         if (adapter := self.recipe.training.adapter) is not None:
             load_base_and_adapt(self.model, adapter, self.folder)
-        self.dtype = choose_precision(self.recipe.training.precision, torch.device("cpu")).dtype
-        self.optimizer = build_optimizer(self.model, self.recipe.training.optimizer, self.dtype)
         torch.manual_seed(int(np.random.SeedSequence([self.recipe.training.seed, rank]).generate_state(1, np.uint64)[0]))
 
-    def run(self, world: World) -> None:
-        """Execute the commands of rank 0 until it broadcasts ``END``."""
-        training = self.recipe.training
-        freed = FreedMemoryPolicy(self.model.device, world.size)
-        train_step = TrainStep(self.model, self.optimizer, training, self.dtype, self.task.objective(self.model), world, freed)
-        step = position = 0
-        if (newest := world.broadcast_scalar()) != NO_CHECKPOINT:
-            saved = load_resume_state(self.folder.checkpoints, newest, train_step, self.task)
-            load_optimizer(self.model, self.optimizer, saved.optimizer)
-            restore_rng_states(saved.generators, self.rank)
-            train_step.n_splits = saved.state.progress.n_splits
-            step, position = saved.state.progress.step, saved.state.progress.position
-        world.broadcast(list(trainable_tensors(self.model).values()))
+    def run(self, world: World) -> TrainingFinished:
+        """Execute the commands of rank 0 until it ends the run; return the result that it sends."""
+        dtype = choose_precision(self.recipe.training.precision, self.device).dtype
+        state = RankState(self.recipe, self.model, self.task, dtype, Ranks(world, self.layout, self.device))
+        position = 0
+        if (newest := int(world.broadcast_scalars(0)[0])) != NO_CHECKPOINT:
+            saved = load_resume_state(self.folder.checkpoints, newest, state.train_step, self.task, state.expected)
+            state.restore(saved)
+            position = saved.state.progress.position
         batches = self.task.loader.batches_from(position)
-        while (command := world.broadcast_scalar()) != END:
-            if command == STEP:
-                step += 1
-                micro_batches = next(batches)[1]
-                lr = learning_rate(step, training, self.recipe.model.d_model)
-                if not train_step.step(micro_batches, lr, sum(map(self.task.flops, micro_batches))).skipped:
-                    freed.after_step()
-            else:
-                gather_rng_states(world)
-                trim_malloc()
+        while True:
+            command, number = world.broadcast_scalars(0, 0)
+            match Command(int(command)):
+                case Command.STEP:
+                    state.step(next(batches)[1], number)
+                case Command.AVERAGE:
+                    state.after_checkpoint(int(number))
+                case Command.VALIDATE:
+                    state.candidates(int(number))
+                case Command.SAVE:
+                    state.checkpoint()
+                    trim_malloc()
+                case Command.END:
+                    return TrainingFinished(**json.loads(world.broadcast_text()))
 
 
-def main(rank: int, n_ranks: int, rendezvous: Path, folder: Path, data: str, task: str, *plugins: str) -> None:
-    """Run one data-parallel process of a training run until rank 0 ends the run.
+def encode_result(finished: TrainingFinished) -> str:
+    """Return the result that rank 0 sends to the other ranks, as JSON."""
+    return json.dumps(asdict(finished))
+
+
+def build_rank(rank: int, folder: str, data: str, task: str, *plugins: str) -> RankProcess:
+    """Prepare this process as a rank of a run.
 
     Args:
         rank: rank of this process, from 1.
-        n_ranks: number of data-parallel processes.
-        rendezvous: path of the rendezvous file.
         folder: the run folder, which also holds the hashes of the plugins.
         data: hash of the training and validation data that rank 0 has read.
         task: class of the run's task, as ``module:name``.
@@ -107,10 +122,22 @@ def main(rank: int, n_ranks: int, rendezvous: Path, folder: Path, data: str, tas
     module, _, name = task.partition(":")
     keep_freed_memory()
     torch.set_num_threads(choose_threads().count)
-    process = RankProcess(folder, data, getattr(import_module(module), name).read, rank, n_ranks)
+    return RankProcess(Path(folder), data, getattr(import_module(module), name).read, rank)
+
+
+def follow_rank_0() -> tuple[Path, TrainingFinished]:
+    """Take part in a run as a rank that torchrun has started, until rank 0 ends it; return the run folder and the result."""
+    with join_torchrun() as world:
+        arguments: Sequence[str] = json.loads(world.broadcast_text())
+        return Path(arguments[0]), build_rank(world.rank, *arguments).run(world)
+
+
+def main(rank: int, n_ranks: int, rendezvous: Path, *arguments: str) -> None:
+    """Take part in a run as a rank that rank 0 has started; ``arguments`` are those of ``build_rank``."""
+    process = build_rank(rank, *arguments)
     with join_as_worker(rank, n_ranks, rendezvous) as world:
         process.run(world)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]), *sys.argv[5:])
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])

@@ -1,5 +1,6 @@
 """Read a checkpoint, and check that all of it fits the run before any tensor of the run is changed."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,25 @@ from transom.training.optimizer import state_specs
 from transom.training.task_protocol import Task
 from transom.training.train_state import CheckpointState, optimizer_parameter_names, trainable_tensors
 from transom.training.train_step import TrainStep
+
+
+class ExpectedTensors(NamedTuple):
+    """Tensors that a checkpoint of a run must have.
+
+    Attributes:
+        trainable: parameters and buffers that training changes, by name.
+        optimizer: state of each parameter by its name, in the order in which the optimizer numbers the parameters.
+    """
+
+    trainable: dict[str, TensorSpec]
+    optimizer: dict[str, dict[str, TensorSpec]]
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: torch.optim.Optimizer) -> "ExpectedTensors":
+        """List the tensors of a whole model and its optimizer."""
+        parameters = dict(model.named_parameters())
+        owned = {name: state_specs(optimizer, parameters[name]) for name in optimizer_parameter_names(model, optimizer)}
+        return cls({name: TensorSpec.of(x) for name, x in trainable_tensors(model).items()}, owned)
 
 
 class ResumeState(NamedTuple):
@@ -41,14 +61,17 @@ class ResumeState(NamedTuple):
     snapshots: dict[int, dict[str, Tensor]]
 
 
-def load_resume_state(checkpoints: Checkpoints, step: int, train_step: TrainStep, task: Task) -> ResumeState:
+def load_resume_state(
+    checkpoints: Checkpoints, step: int, train_step: TrainStep, task: Task, expected_tensors: ExpectedTensors
+) -> ResumeState:
     """Read the checkpoint of ``step``, and check each tensor's name, shape and dtype and each counter against the run.
 
     Args:
         checkpoints: checkpoints of the run.
         step: step of the checkpoint.
-        train_step: holds the model and the new optimizer that the checkpoint must fit.
+        train_step: the run's step, whose settings the checkpoint must fit.
         task: the task; the run must have been started with the data of this task.
+        expected_tensors: the tensors of the whole model and its optimizer.
 
     Raises:
         CheckpointError: the checkpoint does not fit the run or is not of this step.
@@ -63,26 +86,24 @@ def load_resume_state(checkpoints: Checkpoints, step: int, train_step: TrainStep
     if state.data is None and version > 1:
         raise CheckpointError(f"{folder / 'state.json'}: expected state.data, the hash of the run's data, found none")
     _check_state(folder, step, state, train_step, task)
-    model, optimizer = train_step.model, train_step.optimizer
     expected = {"model", "optimizer", "generators"}
     if isinstance(train_step.training.average, EmaConfig) and (state.progress.n_averaged or version == 1):
         expected.add("ema")
     if groups.keys() != expected:
         raise CheckpointError(f"{folder}: expected the files {sorted(expected)} (.safetensors), found {sorted(groups)}")
-    trainable = {name: TensorSpec.of(x) for name, x in trainable_tensors(model).items()}
     averages = {old: checkpoints.load(old, ["model"]).groups["model"] for old in state.snapshots}
     weights = {"model": (folder, groups["model"]), "ema": (folder, groups.get("ema"))}
     weights |= {f"snapshot {old}": (checkpoints.path(old), tensors) for old, tensors in averages.items()}
     for name, (where, tensors) in weights.items():
         if tensors is not None:
             file = where / f"{'ema' if name == 'ema' else 'model'}.safetensors"
-            _check_tensors(file, tensors, trainable)
+            _check_tensors(file, tensors, expected_tensors.trainable)
             require_finite(file, tensors)
     file, named = folder / "optimizer.safetensors", groups["optimizer"]
     if version == 1:
-        named = _name_v1_entries(file, named, optimizer_parameter_names(model, optimizer))
-    _check_optimizer(file, named, state, model, optimizer)
-    _check_rng_states(folder / "generators.safetensors", groups["generators"], train_step.world.size)
+        named = _name_v1_entries(file, named, list(expected_tensors.optimizer))
+    _check_optimizer(file, named, state, expected_tensors.optimizer)
+    _check_rng_states(folder / "generators.safetensors", groups["generators"])
     return ResumeState(state, groups["model"], named, groups["generators"], groups.get("ema", {}), averages)
 
 
@@ -136,12 +157,10 @@ def _name_v1_entries(file: Path, tensors: Mapping[str, Tensor], names: list[str]
 
 
 def _check_optimizer(
-    file: Path, found: Mapping[str, Tensor], state: CheckpointState, model: nn.Module, optimizer: torch.optim.Optimizer
+    file: Path, found: Mapping[str, Tensor], state: CheckpointState, owned: Mapping[str, Mapping[str, TensorSpec]]
 ) -> None:
     """Raise an error unless each parameter has all of its optimizer state, or none before its first gradient, and valid step counts."""
-    parameters = dict(model.named_parameters())
     present = {name.rpartition(".")[0] for name in found}
-    owned = {name: state_specs(optimizer, parameters[name]) for name in optimizer_parameter_names(model, optimizer)}
     if unexpected := sorted(present - owned.keys()):
         raise CheckpointError(f"{file}: expected state of this run's parameters, found state of {unexpected[0][:200]!r}")
     _check_tensors(file, found, {f"{name}.{entry}": spec for name in owned if name in present for entry, spec in owned[name].items()})
@@ -156,17 +175,19 @@ def _check_optimizer(
         raise CheckpointError(f"{file}: expected the optimizer's state after {n_updates:,} updates, found that after {max(counts):g}")
 
 
-def _check_rng_states(file: Path, found: Mapping[str, Tensor], n_processes: int) -> None:
-    """Raise an error unless there is a valid random generator state for every process."""
-    expected = {"cpu", *(f"rank-{rank}.cpu" for rank in range(1, n_processes))}
-    if missing := sorted(expected - found.keys()):
-        raise CheckpointError(f"{file}: expected random generator states of {n_processes} processes, found none under {missing[0]!r}")
+def _check_rng_states(file: Path, found: Mapping[str, Tensor]) -> None:
+    """Raise an error unless there is a valid random generator state of rank 0, and all others are valid.
+
+    A run may continue on more or fewer ranks. A rank without a state keeps the one with which it started.
+    """
+    if "cpu" not in found:
+        raise CheckpointError(f"{file}: expected the random generator states of all ranks, found none under 'cpu'")
     for name, x in found.items():
-        if name not in expected and not (name.startswith("cuda.") and name[5:].isdigit()):
-            raise CheckpointError(f"{file}: expected random generator states of {n_processes} processes only, found {name[:200]!r}")
+        if not re.fullmatch(r"cpu|rank-[1-9][0-9]{0,5}\.cpu|cuda\.[0-9]{1,3}", name):
+            raise CheckpointError(f"{file}: expected random generator states such as 'cpu' and 'rank-1.cpu', found {name[:200]!r}")
         if x.dtype != torch.uint8 or x.ndim != 1:
             raise CheckpointError(f"{file}: expected {name!r} as a vector of uint8, found {_format_spec(TensorSpec.of(x))}")
-        if name in expected:
+        if name.endswith("cpu"):
             try:
                 torch.Generator().set_state(x)
             except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Set up a training run from its recipe: task, model, optimizer, precision, and the facts known before step 1."""
+"""Set up a training run from its recipe: task, model, precision, and the facts known before step 1."""
 
 import copy
 import hashlib
@@ -14,6 +14,7 @@ from transom.checkpoints.run_files import RECIPE, WEIGHTS
 from transom.checkpoints.run_folder import RunFolder
 from transom.checkpoints.tensors import hash_tensors
 from transom.config.model_overrides import NO_OVERRIDES, UserOverrides
+from transom.config.parallel import ParallelConfig
 from transom.config.plugins import PluginRecord, plugins_of
 from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.config.schema import Schema
@@ -23,16 +24,16 @@ from transom.errors import CheckpointError, ConfigError
 from transom.files.regular_files import resolve_path
 from transom.models.base import Network
 from transom.models.build import build_model
+from transom.parallel.torchrun import torchrun_rank
 from transom.planning.adapters import count_adapter_parameters
 from transom.planning.data_fit import describe_fit, keep_fitted_fields
 from transom.planning.disk_space import check_disk_space
 from transom.planning.hardware import PeakRates, measure_peak
 from transom.planning.memory import check_fits_in_memory, used_memory
 from transom.planning.parameters import count_parameters, position_table_error
-from transom.planning.precision import Precision, ProcessPlan, ThreadPlan, choose_precision, choose_threads, plan_processes
+from transom.planning.precision import Precision, ProcessPlan, ThreadPlan, choose_precision, choose_threads, plan_processes, rank_device
 from transom.training.finetune import inherit_model_shape, init_from, load_base_and_adapt, merge_model_fields, save_base_weights
 from transom.training.lr_schedule import warmup_notes
-from transom.training.optimizer import build_optimizer
 from transom.training.task_protocol import BuildTask, Task, TaskContext
 
 
@@ -46,7 +47,6 @@ class TrainingSetup:
         task: data, losses and metrics of the run.
         model: the model to train.
         eval_model: a copy of the model, into which the weights to validate are loaded.
-        optimizer: optimizer of the model's trainable parameters.
         precision: dtype of the matrix products, with the reason for the choice.
         threads: number of threads of the whole run, with the reason for the choice.
         processes: number of data-parallel processes, and of threads per process.
@@ -61,7 +61,6 @@ class TrainingSetup:
     task: Task
     model: Network
     eval_model: Network
-    optimizer: torch.optim.Optimizer
     precision: Precision
     threads: ThreadPlan
     processes: ProcessPlan
@@ -95,7 +94,7 @@ def build_training_setup(
     Raises:
         TransomError: data, recipe and run folder contradict each other.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = rank_device()
     memory_before = used_memory(device)
     recipe, shape_notes = _resolve_paths(recipe, base), list[str]()
     if folder.has_recipe:
@@ -105,12 +104,14 @@ def build_training_setup(
     elif recipe.training.init_from is not None:
         recipe, shape_notes = inherit_model_shape(recipe, Path(recipe.training.init_from), user_overrides)
     precision, threads = choose_precision(recipe.training.precision, device), choose_threads()
-    processes = plan_processes(recipe.training.processes, threads, device)
+    if (place := torchrun_rank()) is not None:
+        recipe = recipe.model_copy(update={"parallel": recipe.parallel.with_processes(place.size, "torchrun")})
+    processes = plan_processes(recipe.parallel, threads, device, by_torchrun=place is not None)
     torch.set_num_threads(threads.count)
     torch.manual_seed(recipe.training.seed)
 
     own = None if folder.has_recipe else user_overrides
-    task = read(recipe, TaskContext(base, folder, notify, n_ranks=processes.count, own=own))
+    task = read(recipe, TaskContext(base, folder, notify, n_ranks=recipe.parallel.n_batch_parts, own=own))
     fit_notes = describe_fit(recipe, task.recipe)
     recipe = task.recipe.with_fields("training", precision=precision.name)
     _check_model(recipe, device)
@@ -136,7 +137,6 @@ def build_training_setup(
         task=task,
         model=model,
         eval_model=eval_model,
-        optimizer=build_optimizer(model, recipe.training.optimizer, precision.dtype),
         precision=precision,
         threads=threads,
         processes=processes,
@@ -219,6 +219,7 @@ _NOT_IN_RUN_ID = {
 MUTABLE_ON_RESUME = {
     "training": _NOT_IN_RUN_ID["training"] | {"validate_every", "validate_bleu", "validate_samples", "checkpoint_every"},
     "data": _NOT_IN_RUN_ID["data"],
+    "parallel": {*ParallelConfig.AXES},
 }
 """Recipe fields, by table, that may change when a run is resumed. Data files may move, but their content must not change."""
 
@@ -229,6 +230,8 @@ def _run_id(recipe: Recipe, task: Task, model: Network, threads: ThreadPlan, plu
     A repeated run therefore writes the same files, and files of different runs have different IDs.
     """
     kept = recipe.model_dump(mode="json", exclude=_NOT_IN_RUN_ID)
+    if recipe.training.dropout_rng == "generator":  # as in runs from before the field, which keep their ID
+        del kept["training"]["dropout_rng"]
     facts = [
         kept,
         task.data_hash,
@@ -253,6 +256,8 @@ def _resume_recipe(recipe: Recipe, folder: RunFolder, user_overrides: UserOverri
             f"{folder.path}: expected task = {original.task!r} as in the resumed run, found {recipe.task!r}; give another --out"
         )
     chosen: dict[str, str | None] = {"precision": original.training.precision} if recipe.training.precision == "auto" else {}
+    if "dropout_rng" not in recipe.training.model_fields_set:
+        chosen["dropout_rng"] = original.training.dropout_rng
     if recipe.training.init_from is None:
         chosen["init_from"] = original.training.init_from
     if original.training.init_from is not None:

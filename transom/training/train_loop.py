@@ -3,16 +3,14 @@
 import time
 from collections.abc import Callable, Sequence
 
-from torch import Tensor
-
 from transom.checkpoints.run_files import ADAPTER, WEIGHTS
 from transom.config.plugins import plugins_of
 from transom.config.training import NoAverageConfig, TrainingConfig
 from transom.data.batch import Batch
 from transom.errors import TransomError
-from transom.parallel.collectives import World
 from transom.parallel.launcher import launch_processes
-from transom.planning.freed_memory import FreedMemoryPolicy, trim_malloc
+from transom.parallel.mesh import Ranks
+from transom.planning.freed_memory import trim_malloc
 from transom.planning.memory import peak_memory
 from transom.planning.precision import num_threads_set_to
 from transom.training.checkpoint_selection import is_better, validate_candidates
@@ -31,22 +29,14 @@ from transom.training.events import (
 )
 from transom.training.lr_schedule import learning_rate
 from transom.training.metrics_window import MetricsWindow, read_metrics_history
-from transom.training.rank_process import END, NO_CHECKPOINT, SAVE, STEP
+from transom.training.rank_process import NO_CHECKPOINT, Command, encode_result
+from transom.training.rank_state import RankState
 from transom.training.resume import load_resume_state
 from transom.training.setup import TrainingSetup
 from transom.training.step_timer import MIN_FORECAST_STEPS, StepTimer
 from transom.training.time_limit import FIRST_PLAN_SHARE, LATEST_FIRST_PLAN_SHARE, limit_notes, plan_steps
-from transom.training.train_state import (
-    TrainState,
-    gather_rng_states,
-    load_optimizer,
-    load_trainable,
-    optimizer_tensors,
-    restore_rng_states,
-    trainable_tensors,
-)
-from transom.training.train_step import StepResult, TrainStep
-from transom.training.weight_averaging import WeightAverager
+from transom.training.train_state import TrainState
+from transom.training.train_step import StepResult
 
 MAX_CHECKPOINT_SHARE = 0.01
 """Maximum fraction of the time that checkpoints between those by steps may take."""
@@ -75,9 +65,8 @@ def train(setup: TrainingSetup, callbacks: Sequence[Callback] = (), should_stop:
         num_threads_set_to(setup.processes.threads),
         launch_processes("transom.training.rank_process", arguments, setup.processes.count, setup.processes.threads) as world,
     ):
-        run = _TrainingLoop(setup, callbacks, world)
+        run = _TrainingLoop(setup, callbacks, Ranks(world, setup.recipe.parallel, setup.model.device))
         run.restore()
-        world.broadcast(list(trainable_tensors(setup.model).values()))
         return run.fit(should_stop)
 
 
@@ -86,9 +75,9 @@ FORECAST_TOLERANCE = 0.2
 
 
 class _TrainingLoop:
-    def __init__(self, setup: TrainingSetup, callbacks: Sequence[Callback], world: World) -> None:
+    def __init__(self, setup: TrainingSetup, callbacks: Sequence[Callback], ranks: Ranks) -> None:
         self.setup = setup
-        self.world = world
+        self.world = ranks.world
         self.recipe_training: TrainingConfig = setup.recipe.training
         self.training = self.recipe_training  # with the values that a time limit changes
         self.callbacks = callbacks
@@ -97,11 +86,8 @@ class _TrainingLoop:
         self.step_timer, self.forecast_steps = StepTimer(), 0
         self.saved_at, self.save_seconds, self.validation_seconds = time.perf_counter(), 0.0, 0.0
         self.previous_snapshots: list[int] = []
-        self.averager = WeightAverager(self.training.average, setup.model)
-        model, task = setup.model, setup.task
-        self.freed, self.reported_shortage = FreedMemoryPolicy(model.device, world.size), ""
-        dtype, objective = setup.precision.dtype, task.objective(model)
-        self.train_step = TrainStep(model, setup.optimizer, self.training, dtype, objective, world, self.freed)
+        self.rank = RankState(setup.recipe, setup.model, setup.task, setup.precision.dtype, ranks)
+        self.train_step, self.freed, self.reported_shortage = self.rank.train_step, self.rank.freed, ""
         self.window = MetricsWindow({}, self.train_step.metrics)
 
     def notify(self, event: Event) -> None:
@@ -115,29 +101,27 @@ class _TrainingLoop:
 
         def accept(step: int) -> None:
             nonlocal saved
-            saved = load_resume_state(checkpoints, step, self.train_step, self.setup.task)
+            saved = load_resume_state(checkpoints, step, self.train_step, self.setup.task, self.rank.expected)
 
         newest = checkpoints.latest(accept)
-        self.world.broadcast_scalar(NO_CHECKPOINT if newest is None else newest.step)
+        self.world.broadcast_scalars(NO_CHECKPOINT if newest is None else newest.step)
         if newest is None or saved is None:
             self.setup.folder.metrics.truncate(None)
             return
         read_metrics_history(self.setup.folder.metrics)  # the report will need it
         self.setup.folder.metrics.truncate(newest.step)
-        load_trainable(self.setup.model, saved.model)
-        load_optimizer(self.setup.model, self.setup.optimizer, saved.optimizer)
-        restore_rng_states(saved.generators)
+        averaging_notes = self.rank.restore(saved)
         self.previous_snapshots = saved.state.snapshots
         self.state = saved.state.progress
-        self.train_step.n_splits = self.state.n_splits
         if self.state.plan is not None and self.state.plan.max_minutes != self.training.max_minutes:
             self.state.plan = None  # it is made anew
         self.apply_plan()
-        averaging_notes = self.averager.restore(self.state.n_averaged, saved.ema, saved.snapshots)
-        if saved.state.scaler is not None:
-            self.train_step.scaler.load_state_dict(saved.state.scaler.model_dump(by_alias=True))
         self.window = MetricsWindow(self.state.window, self.train_step.metrics)
         self.notes = (*newest.rejected, *averaging_notes)
+
+    def command(self, command: Command, argument: float = 0.0) -> None:
+        """Let the other ranks take part in what this rank does next."""
+        self.world.broadcast_scalars(command, argument)
 
     def fit(self, should_stop: Callable[[], bool]) -> TrainingFinished:
         """Take steps until the run ends; return the last event."""
@@ -153,10 +137,10 @@ class _TrainingLoop:
         batches = self.setup.task.loader.batches_from(p.position)
         while not reason:
             start = time.perf_counter()
-            self.world.broadcast_scalar(STEP)
-            position, micro_batches = next(batches)
             lr = learning_rate(p.step + 1, self.training, self.setup.recipe.model.d_model)
-            result = self.train_step.step(micro_batches, lr, sum(map(self.setup.task.flops, micro_batches)))
+            self.command(Command.STEP, lr)
+            position, micro_batches = next(batches)
+            result = self.rank.step(micro_batches, lr)
             p.position = position
             self.after_step(result, lr, time.perf_counter() - start)
             start = time.perf_counter()
@@ -179,9 +163,6 @@ class _TrainingLoop:
         p.n_target_tokens += 0 if result.skipped else result.n_target_tokens
         p.n_skipped += bool(result.skipped)
         p.consecutive_skips = p.consecutive_skips + 1 if result.skipped else 0
-        if not result.skipped:
-            self.averager.after_step()
-            self.freed.after_step()
         self.window.add(result, seconds)
         self.step_timer.after_step(seconds)
         left = (t.max_steps - p.step) * self.step_timer.seconds_per_step
@@ -278,7 +259,8 @@ class _TrainingLoop:
         scheduled = self.state.consecutive_skips == 0
         checkpoint_due = scheduled and step % t.checkpoint_every == 0
         if over or checkpoint_due:
-            self.averager.after_checkpoint(step)
+            self.command(Command.AVERAGE, step)
+            self.rank.after_checkpoint(step)
         if over or (scheduled and step % t.validate_every == 0):
             self.validate()
             reason = reason or self.stop_reason(lambda: False)  # patience
@@ -290,7 +272,8 @@ class _TrainingLoop:
     def validate(self) -> None:
         """Validate the raw and the averaged weights; write the better ones to the run folder if they are the best so far."""
         p, t, setup = self.state, self.training, self.setup
-        candidates = self.averager.candidates(p.step)
+        self.command(Command.VALIDATE, p.step)
+        candidates = self.rank.candidates(p.step)
         with num_threads_set_to(setup.threads.count):  # the other processes are waiting
             chosen = validate_candidates(setup, candidates, self.train_step.autocast())
         metrics, samples = chosen.metrics, chosen.samples
@@ -317,16 +300,9 @@ class _TrainingLoop:
     def save(self) -> None:
         """Write a checkpoint, then delete older ones that are needed for nothing: resuming, averaging, or ``training.keep_checkpoints``."""
         p, t, setup, start = self.state, self.training, self.setup, time.perf_counter()
-        p.window, p.n_averaged = self.window.sums, self.averager.n_averaged
-        self.world.broadcast_scalar(SAVE)
-        groups: dict[str, dict[str, Tensor]] = {
-            "model": trainable_tensors(setup.model),
-            "optimizer": optimizer_tensors(setup.model, setup.optimizer),
-            "generators": gather_rng_states(self.world),
-        }
-        if self.averager.ema:
-            groups["ema"] = self.averager.ema
-        snapshots = sorted(self.averager.snapshots)
+        p.window, p.n_averaged = self.window.sums, self.rank.averager.n_averaged
+        self.command(Command.SAVE)
+        groups, snapshots = self.rank.checkpoint(), sorted(self.rank.averager.snapshots)
         state = {
             "progress": p.model_dump(),
             "scaler": self.train_step.scaler.state_dict(),
@@ -347,7 +323,6 @@ class _TrainingLoop:
 
     def finish(self, reason: StopReason) -> TrainingFinished:
         """End the other processes, send ``TrainingFinished`` and return it."""
-        self.world.broadcast_scalar(END)
         p = self.state
         facts = {
             "n_target_tokens": p.n_target_tokens,
@@ -355,5 +330,7 @@ class _TrainingLoop:
             "target_tokens_per_second": p.n_target_tokens / max(p.seconds, 1e-9),
         }
         finished = TrainingFinished(p.step, reason, p.best, p.seconds, facts, p.best_weights)
+        self.command(Command.END)
+        self.world.broadcast_text(encode_result(finished))
         self.notify(finished)
         return finished

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from torch import Tensor, nn
 
 from transom.parallel.collectives import World
+from transom.parallel.sharding import local, shard_like
 from transom.training.metrics_window import WINDOW_SUMS
 from transom.training.time_limit import StepPlan
 
@@ -143,12 +144,14 @@ def optimizer_parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load the result of ``optimizer_tensors``, whose names, shapes and dtypes ``load_resume_state`` has checked."""
+    """Load the whole tensors of ``optimizer_tensors``, whose names, shapes and dtypes ``load_resume_state`` has checked."""
     numbers = {name: number for number, name in enumerate(optimizer_parameter_names(model, optimizer))}
+    parameters = dict(model.named_parameters())
     state: dict[int, dict[str, Tensor]] = {}
     for name, x in tensors.items():
         parameter, entry = name.rsplit(".", 1)
-        state.setdefault(numbers[parameter], {})[entry] = x
+        like = parameters[parameter]
+        state.setdefault(numbers[parameter], {})[entry] = shard_like(x.to(like.device), like) if x.shape == like.shape else x
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -162,8 +165,9 @@ def gather_rng_states(world: World) -> dict[str, Tensor]:
 
 
 def restore_rng_states(states: Mapping[str, Tensor], rank: int = 0) -> None:
-    """Set the random generators of this process to the states that ``gather_rng_states`` returned for its rank."""
-    torch.set_rng_state(states[f"rank-{rank}.cpu" if rank else "cpu"])
+    """Set the random generators of this process to the states that ``gather_rng_states`` returned for its rank, if the rank existed."""
+    if (state := states.get(f"rank-{rank}.cpu" if rank else "cpu")) is not None:
+        torch.set_rng_state(state)
     for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         if (x := states.get(f"cuda.{i}")) is not None:
             torch.cuda.set_rng_state(x, i)
@@ -178,8 +182,8 @@ def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_trainable(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy ``tensors`` into the model's trainable tensors, which must have the same names and shapes."""
+    """Copy whole ``tensors`` into the model's trainable tensors, which must have the same names and shapes."""
     trainable = trainable_tensors(model)
     assert trainable.keys() == tensors.keys(), f"expected the trainable tensors, found a difference at {trainable.keys() ^ tensors.keys()}"
     for name, x in trainable.items():
-        x.copy_(tensors[name])
+        local(x).copy_(local(shard_like(tensors[name], x)))

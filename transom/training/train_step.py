@@ -1,18 +1,21 @@
 """One optimizer step: forward and backward over the micro-batches of a batch, gradient clipping, and the update."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from transom.config.training import TrainingConfig
 from transom.data.batch import Batch, split_rows
+from transom.layers.dropout import keyed_dropout, keyed_rows, name_dropout_sites
 from transom.models.base import Network
-from transom.parallel.collectives import SINGLE_PROCESS, World
+from transom.parallel.gradients import Gradients
+from transom.parallel.mesh import SINGLE_RANK, Ranks
 from transom.planning.flops import FROZEN_WEIGHTS_FACTOR
 from transom.planning.freed_memory import FreedMemoryPolicy
 from transom.training.objectives.auxiliary import auxiliary_objectives
@@ -76,9 +79,11 @@ class TrainStep:
 
     If the allocator has no memory left, the step is repeated: first with freed memory given back to the system, if it was kept; then with
     micro-batches of half the rows, as all later steps. The repeated step starts from the same state of the random generators, so that it
-    equals a step that had these micro-batches from the start. With auxiliary objectives and several processes the error is raised instead.
+    equals a step that had these micro-batches from the start; keyed dropout masks are the same however a batch is split. With auxiliary
+    objectives and several processes the error is raised instead.
 
     Attributes:
+        n_steps: number of steps taken so far, skipped ones included, which keys the dropout masks of the next step.
         n_splits: parts into which each micro-batch is split; doubled whenever memory runs out.
         freed_memory: whether freed memory is kept, and a way to give it back.
         objective: the task's training objective.
@@ -93,33 +98,39 @@ class TrainStep:
         training: TrainingConfig,
         dtype: torch.dtype,
         objective: Objective,
-        world: World = SINGLE_PROCESS,
+        ranks: Ranks = SINGLE_RANK,
         freed_memory: FreedMemoryPolicy | None = None,
+        filler: Callable[[], Batch] | None = None,
     ) -> None:
         """Keep model and optimizer, and build the auxiliary objectives that the model needs.
 
         Args:
-            model: the model in training mode, equal in all processes.
+            model: the model in training mode, with the layout of ``ranks``.
             optimizer: optimizer of the model's parameters.
             training: the recipe's training settings.
             dtype: dtype of the matrix products.
             objective: the task's training objective.
-            world: the data-parallel processes.
+            ranks: the ranks of the run.
             freed_memory: whether freed memory is kept, and a way to give it back; None without one.
+            filler: returns any batch of this rank's samples, for a pass that only serves the other ranks; required if ``ranks`` need equal
+                numbers of passes.
         """
         self.model = model
         self.optimizer = optimizer
         self.training = training
         self.dtype = dtype
         self.backward_flops_fraction = 1.0 if all(p.requires_grad for p in model.parameters()) else FROZEN_WEIGHTS_FACTOR
-        self.world = world
+        self.ranks, self.gradients = ranks, Gradients(model, ranks)
         self.device = model.device
         self.objective = objective
-        self.auxiliary = auxiliary_objectives(model, world)
+        self.auxiliary = auxiliary_objectives(model, ranks.batch)
         self.metrics: dict[str, RatioMetric] = {key: ratio for each in self.auxiliary for key, ratio in each.metrics.items()}
         self.sites = [*self.objective.sites, *(site for each in self.auxiliary for site in each.sites)]
+        name_dropout_sites(model)
+        self.n_steps = 0
         self.n_splits = 1
         self.freed_memory = freed_memory
+        self.filler = filler
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
 
     def step(self, micro_batches: Sequence[Batch], learning_rate: float, flops: float = 0.0) -> StepResult:
@@ -132,17 +143,30 @@ class TrainStep:
             learning_rate: learning rate of this step.
             flops: FLOPs of one forward and backward pass over these micro-batches if all weights were trainable.
         """
+        with self._dropout_masks():
+            result = self._step(micro_batches, learning_rate, flops)
+        self.n_steps += 1
+        return result
+
+    def _dropout_masks(self) -> AbstractContextManager[None]:
+        """Return a context in which dropout masks are keyed by the number of the next step, unless the run draws them otherwise."""
+        training = self.training
+        keyed = training.dropout_rng == "keyed"
+        return keyed_dropout(training.seed, self.n_steps, self.objective.n_copies) if keyed else nullcontext()
+
+    def _step(self, micro_batches: Sequence[Batch], learning_rate: float, flops: float) -> StepResult:
+        """Take a step; arguments as in ``step``."""
         flops *= self.objective.n_copies * self.backward_flops_fraction
-        n_target_tokens, flops = self.world.all_reduce_scalars(sum(batch.n_target_tokens for batch in micro_batches), flops)
+        n_target_tokens, flops = self.ranks.batch.all_reduce_scalars(sum(batch.n_target_tokens for batch in micro_batches), flops)
         generators = GeneratorStates(self.device)
         while (gradients := self._sum_gradients(micro_batches, n_target_tokens)) is None:
             self.optimizer.zero_grad(set_to_none=True)
             release_memory(self.device)
             generators.restore()
         loss, nll, prepared = gradients
-        self._all_reduce_gradients()
+        self.gradients.all_reduce()
         self.scaler.unscale_(self.optimizer)
-        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.training.max_grad_norm or float("inf")).item()
+        grad_norm = self.gradients.clip_norm(self.training.max_grad_norm or float("inf"))
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
         self._update(finite, learning_rate)
         measured = {name: value for each in self.auxiliary for name, value in each.after_update(finite).items()}
@@ -169,22 +193,27 @@ class TrainStep:
         failed, parts = False, [part for batch in micro_batches for part in split_rows(batch, self.n_splits)]
         try:
             prepared = [self.objective.prepare(batch.to(self.device)) for batch in parts]
+            idle = self._missing_passes(len(prepared))
             with self.autocast():
                 for each in self.auxiliary:
-                    each.prepare(prepared)
+                    each.prepare(prepared, idle)
             for batch in prepared:
                 mean_loss, micro_loss, micro_nll = self._forward(batch, self.objective.n_copies * n_target_tokens)
                 self.scaler.scale(mean_loss).backward()
                 loss, nll = loss + micro_loss.item(), nll + micro_nll.item()
+            for batch in idle:
+                with self.autocast():
+                    idle_loss = self.objective.loss(forward_pass(self.model, batch, self.sites)).backward_loss
+                (0.0 * idle_loss).backward()
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or (self.auxiliary and self.world.size > 1):  # other processes wait in a collective of these
-                raise
+            if not is_out_of_memory(error) or self.ranks.need_equal_passes or (self.auxiliary and self.ranks.world.size > 1):
+                raise  # other ranks wait in a collective of a pass, or of the auxiliary objectives
             failed = True
         largest = max((len(part.sample_ids) for part in parts), default=0)
         problem = unsplittable(self.model, parts, largest) if failed else ""
         freed, copies = self.freed_memory, self.objective.n_copies
         kept = freed is not None and freed.kept
-        loss, nll, n_failed, n_stuck, n_keeping = self.world.all_reduce_scalars(loss, nll, failed, bool(problem), kept)
+        loss, nll, n_failed, n_stuck, n_keeping = self.ranks.world.all_reduce_scalars(loss, nll, failed, bool(problem), kept)
         if not n_failed:
             return _Gradients(loss / copies, nll / copies, prepared)
         if n_keeping and freed is not None:
@@ -194,6 +223,16 @@ class TrainStep:
         else:
             self.n_splits *= 2
         return None
+
+    def _missing_passes(self, n_passes: int) -> list[Batch]:
+        """Return a batch for each pass that other ranks make beyond the ``n_passes`` of this rank, which have to take part in it."""
+        if not self.ranks.need_equal_passes:
+            return []
+        n_missing = max(map(int, self.ranks.batch.all_gather(torch.tensor(n_passes)))) - n_passes
+        if not n_missing:
+            return []
+        assert self.filler is not None, "ranks that need equal numbers of passes have a filler"
+        return [self.objective.prepare(split_rows(self.filler(), self.n_splits)[0].to(self.device))] * n_missing
 
     def _forward(self, batch: Batch, n_target_tokens: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, ""]]:
         """Return a micro-batch's contribution to the mean loss of the whole batch, and its summed loss and negative log-likelihood."""
@@ -215,23 +254,21 @@ class TrainStep:
         """Return a context in which matrix products use ``dtype``; weights, residual stream and statistics stay in float32."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
-    def _all_reduce_gradients(self) -> None:
-        """Sum the gradients over all processes; a process whose part of the batch is empty contributes zeros."""
-        if self.world.size > 1:
-            parameters = [p for p in self.model.parameters() if p.requires_grad]
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            for parameter, gradient in zip(parameters, self.world.all_reduce(gradients), strict=True):
-                parameter.grad = gradient
-
     def _non_finite_samples(self, micro_batches: Sequence[Batch]) -> tuple[int, ...]:
         """Return the IDs of the batch's samples with non-finite logits; all its sample IDs if no logits are non-finite."""
         non_finite: list[int] = []
+        idle = self._missing_passes(len(micro_batches))
         with torch.no_grad(), self.autocast():
             for batch in micro_batches:
-                finite = self.model(batch).isfinite().all(-1) | ~batch.loss_mask
+                with keyed_rows(batch.sample_ids, self.device):
+                    logits = self.model(batch)
+                finite = logits.isfinite().all(-1) | ~batch.loss_mask
                 whole_rows = finite.reshape(len(batch.sample_ids), -1).all(-1).tolist()
                 non_finite += [sample for sample, whole in zip(batch.sample_ids, whole_rows, strict=True) if not whole]
-        non_finite = self.world.all_gather_lists(non_finite) or self.world.all_gather_lists(
+            for batch in idle:
+                with keyed_rows(batch.sample_ids, self.device):
+                    self.model(batch)
+        non_finite = self.ranks.batch.all_gather_lists(non_finite) or self.ranks.batch.all_gather_lists(
             [sample for batch in micro_batches for sample in batch.sample_ids]
         )
         return tuple(dict.fromkeys(non_finite))

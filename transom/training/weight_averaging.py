@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from transom.config.schema import ComponentConfig
 from transom.config.training import CheckpointAverageConfig, EmaConfig
+from transom.parallel.sharding import from_local, local, shard_like
 from transom.training.train_state import trainable_tensors
 
 WeightsName = Literal["raw", "averaged"]
@@ -50,7 +51,7 @@ class WeightAverager:
         decay, current = self._config.decay, self._current_weights()
         weight = (1 - decay) / -math.expm1(self.n_averaged * math.log(decay))
         with torch.no_grad():
-            foreach_lerp_(list(self.ema.values()), [current[name] for name in self.ema], weight)
+            foreach_lerp_([local(x) for x in self.ema.values()], [local(current[name]) for name in self.ema], weight)
 
     def after_checkpoint(self, step: int) -> None:
         """Add the weights of the checkpoint at ``step``, unless no optimizer step has changed them yet."""
@@ -68,10 +69,13 @@ class WeightAverager:
         Returns:
             One note if a moving average was discarded, otherwise an empty list.
         """
-        device = next(self._model.parameters()).device
+        current = self._current_weights()
         self.n_averaged = n_averaged
-        self.ema = {name: x.to(device) for name, x in ema.items()} if n_averaged else {}
-        self.snapshots = {step: {name: x.to(device) for name, x in weights.items()} for step, weights in snapshots.items()}
+        self.ema = {name: shard_like(x.to(current[name].device), current[name]) for name, x in ema.items()} if n_averaged else {}
+        self.snapshots = {
+            step: {name: shard_like(x.to(current[name].device), current[name]) for name, x in weights.items()}
+            for step, weights in snapshots.items()
+        }
         if not ema or n_averaged:
             return []
         return ["the checkpoint's weight average includes the initial weights, as in earlier versions; averaging starts again from here"]
@@ -88,7 +92,8 @@ class WeightAverager:
             snapshots = self.snapshots if step in self.snapshots else {**self.snapshots, step: raw}
             chosen = list(snapshots.values())[-self._config.n_checkpoints :]
             if len(chosen) > 1:
-                return {AVERAGED: {name: torch.stack([s[name] for s in chosen]).mean(0) for name in raw}, RAW: raw}
+                means = {name: torch.stack([local(each[name]) for each in chosen]).mean(0) for name in raw}
+                return {AVERAGED: {name: from_local(x, raw[name]) for name, x in means.items()}, RAW: raw}
         return {RAW: raw}
 
     def _current_weights(self) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from transom.config.component_registry import implementation, implements
 from transom.config.recurrent import AdditiveAttentionConfig, LuongAttentionConfig, NoSourceAttentionConfig, RecurrentSeq2SeqConfig
 from transom.layers.attention import AttentionArgs, attention_weights, non_padding_mask
 from transom.layers.context import AttentionContext, LayerContext
+from transom.layers.dropout import Dropout
 from transom.layers.observe import UnrolledObserver, observe
 from transom.layers.recurrent.recurrent_layers import RecurrentStack, State
 
@@ -129,6 +130,7 @@ class PlainDecoder(RecurrentStack):
     def __init__(self, config: RecurrentSeq2SeqConfig) -> None:
         """Initialize the recurrent layers, and for each a linear layer that computes its initial state (``bridge``)."""
         super().__init__(config.cell, config.decoder_inputs, config.d_model, config.dropout)
+        self.output_dropout = Dropout(config.dropout)
         n_states, d_model = config.cell.N_STATES, config.d_model
         self.bridge = cast(Sequence[nn.Linear], nn.ModuleList(nn.Linear(d_model, n_states * d_model) for _ in self.layers))
 
@@ -165,7 +167,7 @@ class PlainDecoder(RecurrentStack):
             ctx: context with the observer.
         """
         h, layers = self.forward_from(y, state.layers, ctx)
-        return self.dropout(h), DecoderState(layers)
+        return self.output_dropout(h), DecoderState(layers)
 
 
 class AttendingDecoder(PlainDecoder):
@@ -215,7 +217,7 @@ class LuongDecoder(AttendingDecoder):
         """Compute the attentional vectors h~_t = tanh(W_c [c_t; h_t])."""
         assert source is not None
         c = self.cross(h, source, ctx)
-        return self.dropout(torch.tanh(self.output_proj(torch.cat([c, h.to(c.dtype)], -1))))
+        return self.output_dropout(torch.tanh(self.output_proj(torch.cat([c, h.to(c.dtype)], -1))))
 
 
 class InputFeedingDecoder(LuongDecoder):
@@ -273,7 +275,7 @@ class AdditiveDecoder(AttendingDecoder):
             states.append(layers[-1][0])
         s, c = torch.stack(states, 1), torch.stack(contexts, 1)
         t = self.maxout(torch.cat([s.to(y.dtype), y, c], -1)).unflatten(-1, (-1, 2)).amax(-1)  # (rows, new, d_model)
-        return self.dropout(t), DecoderState(layers)
+        return self.output_dropout(t), DecoderState(layers)
 
 
 def unrolled_context(ctx: LayerContext, n_steps: int) -> LayerContext:

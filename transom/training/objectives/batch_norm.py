@@ -17,7 +17,7 @@ class BatchNormStatistics(AuxiliaryObjective):
         self._norms = norms
         self.sites = [f"{name}.{part}" for name in norms for part in BatchStatistics._fields]
 
-    def prepare(self, micro_batches: Sequence[Batch]) -> None:
+    def prepare(self, micro_batches: Sequence[Batch], idle: Sequence[Batch] = ()) -> None:
         """Discard the statistics of the previous step."""
         self._passes: dict[str, list[BatchStatistics]] = {name: [] for name in self._norms}
 

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transom.data.batch import Batch
+from transom.layers.dropout import keyed_rows
 from transom.layers.observe import ActivationRecorder
 from transom.models.base import Network
 from transom.training.losses import linear_cross_entropy
@@ -34,9 +35,10 @@ class ForwardPass(NamedTuple):
 
 
 def forward_pass(model: Network, batch: Batch, sites: Sequence[str] = ()) -> ForwardPass:
-    """Run the model on a batch and record the activations at ``sites``."""
+    """Run the model on a batch and record the activations at ``sites``; within ``keyed_dropout`` the dropout masks are keyed by sample."""
     recorder = ActivationRecorder(sites)
-    hidden, weight = model.logit_factors(batch, recorder if sites else None)
+    with keyed_rows(batch.sample_ids, model.device):
+        hidden, weight = model.logit_factors(batch, recorder if sites else None)
     passes = recorder.passes
     activations = {site: [each[site] for each in passes if site in each] for site in sites}
     return ForwardPass(batch, hidden, weight, activations, model.logit_softcap)
@@ -125,8 +127,11 @@ class AuxiliaryObjective:
     metrics: ClassVar[Mapping[str, RatioMetric]] = {}
     sites: Sequence[str] = ()
 
-    def prepare(self, micro_batches: Sequence[Batch]) -> None:
-        """Start a step with these micro-batches, which are on the model's device."""
+    def prepare(self, micro_batches: Sequence[Batch], idle: Sequence[Batch] = ()) -> None:
+        """Start a step with these micro-batches, which are on the model's device.
+
+        Each pass over them is followed by one over each batch of ``idle``, which serves the passes of other ranks and counts for nothing.
+        """
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
         """Compute a micro-batch's contribution to the mean loss of the batch."""

@@ -26,7 +26,7 @@ class _RouterObjective(AuxiliaryObjective):
         self._model, self._world, self.sites = model, world, sites
         self._n_tokens: dict[str, float] = {}
 
-    def prepare(self, micro_batches: Sequence[Batch]) -> None:
+    def prepare(self, micro_batches: Sequence[Batch], idle: Sequence[Batch] = ()) -> None:
         """Count the tokens of the whole batch at each router, if there are several micro-batches or processes."""
         self._n_tokens = {}
         if len(micro_batches) > 1 or self._world.size > 1:
@@ -58,9 +58,9 @@ class ExpertLoadBalancing(_RouterObjective):
         self._mixtures = {f"{name}.router": mixture for name, mixture in mixtures.items()}
         super().__init__(model, tuple(self._mixtures), world)
 
-    def prepare(self, micro_batches: Sequence[Batch]) -> None:
+    def prepare(self, micro_batches: Sequence[Batch], idle: Sequence[Batch] = ()) -> None:
         """Reset the counts. If the balancing loss needs counts over the whole batch, compute these by a first forward pass."""
-        super().prepare(micro_batches)
+        super().prepare(micro_batches, idle)
         self._counts, self._n_overflow, self._batch_counts = self._zeros(), 0, dict[str, Tensor]()
         if self._n_tokens and any(isinstance(each.config.load_balancing, AuxLossBalancingConfig) for each in self._mixtures.values()):
             device, counts = self._model.device, self._zeros()
@@ -69,6 +69,8 @@ class ExpertLoadBalancing(_RouterObjective):
                     forward = forward_pass(self._model, batch, self.sites)
                     for site, mixture in self._mixtures.items():
                         counts[site] += _count_assignments(mixture, self._passes(site, forward))[0]
+                for batch in idle:
+                    forward_pass(self._model, batch, self.sites)
             self._batch_counts = dict(zip(counts, self._world.all_reduce(list(counts.values())), strict=True))
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
@@ -107,14 +109,14 @@ class ExpertLoadBalancing(_RouterObjective):
 
     def _zeros(self) -> dict[str, Int[Tensor, "n_experts"]]:
         device = self._model.device
-        return {site: torch.zeros(len(each.experts), dtype=torch.long, device=device) for site, each in self._mixtures.items()}
+        return {site: torch.zeros(each.config.n_experts, dtype=torch.long, device=device) for site, each in self._mixtures.items()}
 
 
 @torch.no_grad()
 def _count_assignments(mixture: MixtureOfExperts, passes: _Passes) -> tuple[Int[Tensor, "n_experts"], int]:
     """Return the number of tokens assigned to each expert, and the number of all assignments dropped because an expert was full."""
     routed = [(mixture.route(logits, token_mask), token_mask.flatten()) for logits, token_mask in passes]
-    counts = torch.stack([expert_load(routing.experts, token_mask, len(mixture.experts)) for routing, token_mask in routed]).sum(0)
+    counts = torch.stack([expert_load(routing.experts, token_mask, mixture.config.n_experts) for routing, token_mask in routed]).sum(0)
     return counts, sum(int((token_mask[:, None] & ~routing.kept).sum()) for routing, token_mask in routed if routing.kept is not None)
 
 
@@ -134,9 +136,9 @@ class DepthRouterLoss(_RouterObjective):
         self._routers = {f"{name}.score": router for name, router in routers.items()}
         super().__init__(model, tuple(self._routers), world)
 
-    def prepare(self, micro_batches: Sequence[Batch]) -> None:
+    def prepare(self, micro_batches: Sequence[Batch], idle: Sequence[Batch] = ()) -> None:
         """Reset the counts."""
-        super().prepare(micro_batches)
+        super().prepare(micro_batches, idle)
         self._n_routed = [0, 0, 0]
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
