@@ -68,6 +68,8 @@ def test_a_recipe_is_rehearsed_for_this_machine(transom: Call) -> None:
     value = transom("rehearse", "copy", "--set", "model.d_model=16", "--set", "model.n_heads=2", "--mesh", "data=2", "--json").json
     assert value["cluster"]["name"] == "CPU process" and value["cluster"]["devices_per_node"] == 2
     assert [each["axis"] for each in value["ranks"][0]["collectives"]] == ["data"]
+    own = transom("rehearse", "copy", "--set", "parallel.shard=2", "--device-flops", "1e10", "--json").json
+    assert own["mesh"] == value["mesh"] | {"data": 1, "shard": 2}
     recurrent = transom("rehearse", "shakespeare-lstm", "--vocab-size", "60", "--mesh", "data=2", "--device-flops", "1e10").out
     assert "activations are not predicted" in recurrent
 
@@ -97,7 +99,7 @@ def test_mesh_and_timeline_are_drawn(mesh: list[str], transom: Call, tmp_path: P
         (["--mesh", "data=2", "--inter-bandwidth", "fast"], "--inter-bandwidth: expected a size above 0, found 'fast'"),
         (["--mesh", "data=4", "--batch-tokens", "32"], "--batch-tokens: expected a row of 16 tokens for each of 4 micro-batches, found 32"),
         (["--mesh", "data=2", "--plot", "mesh.gif"], "expected a file that ends in .svg"),
-        ([], "--mesh"),
+        (["--mesh", ""], "--mesh: expected an axis with its size, such as data=8, found ''"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(arguments: list[str], message: str, transom: Call) -> None:

@@ -87,13 +87,13 @@ class HardwareChoices(NamedTuple):
 def rehearse(
     name: Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="Published architecture, packaged recipe, or path of a recipe.")],
     mesh: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--mesh",
             metavar="AXES",
-            help="Processes per axis: data, shard, tensor, pipeline, context, expert; those left out are 1. data=8,tensor=4 has 32.",
+            help="Processes per axis, such as data=8,tensor=4; axes that are left out are 1. Default: [parallel] of the recipe.",
         ),
-    ],
+    ] = None,
     overrides: SetOption = None,
     vocab_size: Annotated[
         int | None, typer.Option("--vocab-size", min=1, help="Symbols of each vocabulary. Default: as in transom plan.")
@@ -143,8 +143,8 @@ def rehearse(
 
     if plot is not None:
         check_suffix(plot)
-    layout = parse_layout(mesh)
-    config, training = load_planned(name, overrides or (), vocab_size)
+    config, training, layout = load_planned(name, overrides or (), vocab_size)
+    layout = layout if mesh is None else parse_layout(mesh)
     training = _with_batch(name, config, training, layout, context, batch_tokens, micro_batches)
     precision = precision or ("bf16" if hardware.hardware in ("h100", "a100") else None)
     cluster = hardware.build(layout, training, precision)
