@@ -30,6 +30,41 @@ transom rehearse my.toml --mesh data=16 --device-flops 2e14 --inter-bandwidth 12
 app = typer.Typer(add_completion=False)
 
 
+class BatchChoices(NamedTuple):
+    """Options on the batch; None for a default."""
+
+    context: Annotated[int | None, typer.Option("--context", min=1, help="Tokens per sequence. Default: as in transom plan.")]
+    batch_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-tokens",
+            min=1,
+            help="Tokens, or images, per step on all devices. Default: those of the recipe, at least a row per pass.",
+        ),
+    ]
+    micro_batches: Annotated[
+        int | None,
+        typer.Option(
+            "--micro-batches", min=1, help="Micro-batches per step. Default: training.grad_accum_steps; of an architecture, pipeline."
+        ),
+    ]
+
+    def of(self, name: str, config: "ModelConfig", training: "TrainingConfig", layout: "ParallelConfig") -> "TrainingConfig":
+        """Return settings with this batch; a published architecture, which comes without one, gets a row for each pass at least."""
+        from transom.planning.layout import batch_size
+
+        changes, size = dict[str, int](), self.batch_tokens
+        is_preset = name in packaged_presets()
+        if self.micro_batches is not None or is_preset:
+            changes["grad_accum_steps"] = self.micro_batches or layout.pipeline
+        if size is None and is_preset:
+            length = getattr(config, "max_seq_len", 1) if self.context is None else self.context
+            size = max(batch_size(training), layout.n_batch_parts * changes["grad_accum_steps"] * length)
+        if size is not None:
+            changes["batch_tokens" if hasattr(training, "batch_tokens") else "batch_size"] = size
+        return training.model_copy(update=changes)
+
+
 class HardwareChoices(NamedTuple):
     """Options on devices and links; None for those of ``--hardware``."""
 
@@ -98,25 +133,11 @@ def rehearse(
     vocab_size: Annotated[
         int | None, typer.Option("--vocab-size", min=1, help="Symbols of each vocabulary. Default: as in transom plan.")
     ] = None,
-    context: Annotated[int | None, typer.Option("--context", min=1, help="Tokens per sequence. Default: as in transom plan.")] = None,
-    batch_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-tokens",
-            min=1,
-            help="Tokens, or images, per step on all devices. Default: those of the recipe, at least a row per pass.",
-        ),
-    ] = None,
-    micro_batches: Annotated[
-        int | None,
-        typer.Option(
-            "--micro-batches", min=1, help="Micro-batches per step. Default: training.grad_accum_steps; of an architecture, pipeline."
-        ),
-    ] = None,
     precision: Annotated[
         Literal["bf16", "fp32"] | None, typer.Option("--precision", help="Data type of matrix products. Default: bf16 on GPUs.")
     ] = None,
     *,
+    batch: BatchChoices,
     hardware: HardwareChoices,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the mesh and the timeline: .svg, .png, .html or .csv.")
@@ -145,40 +166,16 @@ def rehearse(
         check_suffix(plot)
     config, training, layout = load_planned(name, overrides or (), vocab_size)
     layout = layout if mesh is None else parse_layout(mesh)
-    training = _with_batch(name, config, training, layout, context, batch_tokens, micro_batches)
+    training = batch.of(name, config, training, layout)
     precision = precision or ("bf16" if hardware.hardware in ("h100", "a100") else None)
     cluster = hardware.build(layout, training, precision)
-    found = run_rehearsal(name, config, training, layout, RehearsalOptions(cluster, context, batch_tokens, precision))
+    found = run_rehearsal(name, config, training, layout, RehearsalOptions(cluster, batch.context, batch.batch_tokens, precision))
     if plot is not None:
         picture = layout_picture(found)
         for path in dict.fromkeys((plot, plot.with_suffix(".csv"))):
             picture.save(path)
         print_note(f"wrote {plot} and its numbers: {picture.alt}")
     print_result(found.to_json(), as_json, rehearsal_lines(found))
-
-
-def _with_batch(
-    name: str,
-    config: "ModelConfig",
-    training: "TrainingConfig",
-    layout: "ParallelConfig",
-    context: int | None,
-    batch: int | None,
-    micro_batches: int | None,
-) -> "TrainingConfig":
-    """Return the settings with the batch that the user gives; a published architecture, which has none, gets a row for each pass."""
-    from transom.planning.layout import batch_size
-
-    changes = dict[str, int]()
-    is_preset = name in packaged_presets()
-    if micro_batches is not None or is_preset:
-        changes["grad_accum_steps"] = micro_batches or layout.pipeline
-    if batch is None and is_preset:
-        length = getattr(config, "max_seq_len", 1) if context is None else context
-        batch = max(batch_size(training), layout.n_batch_parts * changes["grad_accum_steps"] * length)
-    if batch is not None:
-        changes["batch_tokens" if hasattr(training, "batch_tokens") else "batch_size"] = batch
-    return training.model_copy(update=changes)
 
 
 def _this_machine(layout: "ParallelConfig", training: "TrainingConfig", precision: str | None, given: HardwareChoices) -> "Cluster":
