@@ -29,6 +29,7 @@ COMMANDS_THAT_WRITE: dict[str, Command] = {
     "ablate": lambda run, input_file, out: ["ablate", run.folder, "--input", input_file, "--part", "cross", "--out", out],
     "plot": lambda run, input_file, out: ["plot", "heads", run.folder, "--input", input_file, "--out", out],
     "plan": lambda run, input_file, out: ["plan", input_file, "--plot", out],
+    "rehearse": lambda run, input_file, out: ["rehearse", input_file, "--mesh", "data=2", "--plot", out],
     "lens tune": lambda run, input_file, out: ["lens", "tune", run.folder, "--steps", "1", "--out", out],
     "explain": lambda run, input_file, out: ["explain", run.folder, "--input", input_file, "--format", "text", "--out", out],
     "translate's steps": lambda run, input_file, out: [

@@ -168,6 +168,7 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "chat",  # drops the oldest turns: test_chat.py
         "kernels",
         "plan",
+        "rehearse",
         "find-batch",
         "import",
         "export",

@@ -19,6 +19,7 @@ from transom.tasks.signals import defer_signals
 TRAIN = Command("train", "Train a model with a recipe, on the recipe's data or on your own files.")
 BUILT_IN = (
     Command("plan", "Compute parameters, FLOPs, memory and time of a training before it starts."),
+    Command("rehearse", "Predict memory, collectives and time of a training on many devices before they are paid for."),
     Command("find-batch", "Find the largest batch of a recipe that fits into memory, and the gradient accumulation that goes with it."),
     Command("runs", "List the runs in a folder with the state, best metric and time left of each."),
     Command("status", "Show the progress of a run, even while it trains in another terminal."),

@@ -107,21 +107,24 @@ def count_training_bytes(
     """
     n, trained = count_parameters(config).total, count_trained(config, training)
     shards, state_shards = (devices if sharding == "full" else 1), (devices if sharding != "none" else 1)
-    match training.average:
-        case EmaConfig():
-            n_averages = 1
-        case CheckpointAverageConfig(n_checkpoints=n_averages):
-            pass
-        case _:
-            n_averages = 0
     return TrainingBytes(
         weights=FLOAT32 * _share(n, shards),
         validation_copy=FLOAT32 * _share(n, shards),
         gradients=FLOAT32 * _share(trained, shards),
         optimizer=FLOAT32 * _share(count_optimizer_state(config, training), state_shards),
-        average=FLOAT32 * n_averages * _share(trained, state_shards),
+        average=FLOAT32 * count_averages(training) * _share(trained, state_shards),
         activations=activations,
     )
+
+
+def count_averages(training: TrainingConfig) -> int:
+    """Count the copies of the trained weights that averaging keeps."""
+    match training.average:
+        case EmaConfig():
+            return 1
+        case CheckpointAverageConfig(n_checkpoints=n):
+            return n
+    return 0
 
 
 def count_trained(config: ModelConfig, training: TrainingConfig) -> int:
