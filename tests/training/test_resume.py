@@ -255,7 +255,8 @@ def test_a_checkpoint_of_format_1_goes_on_bit_for_bit(tmp_path: Path, kind: str)
     sit(out, **training, max_steps=NEWER)
     with RunFolder.create(out, resume=True) as folder:
         parts = build_training_setup(recipe(**training), Path(), folder)
-        numbers = {name: number for number, name in enumerate(optimizer_parameter_names(parts.model, parts.optimizer))}
+        optimizer = build_optimizer(parts.model, parts.recipe.training.optimizer)
+        numbers = {name: number for number, name in enumerate(optimizer_parameter_names(parts.model, optimizer))}
         for step in folder.checkpoints.steps():
             as_format_1(folder.checkpoints, step, numbers)
     config = json.loads((out / "config.json").read_bytes())
@@ -281,7 +282,8 @@ def test_an_older_optimizer_of_format_1_is_told_by_its_steps(tmp_path: Path) -> 
     with RunFolder.create(tmp_path, resume=True) as folder:
         checkpoints = folder.checkpoints
         parts = build_training_setup(recipe(**training), Path(), folder)
-        numbers = {name: number for number, name in enumerate(optimizer_parameter_names(parts.model, parts.optimizer))}
+        optimizer = build_optimizer(parts.model, parts.recipe.training.optimizer)
+        numbers = {name: number for number, name in enumerate(optimizer_parameter_names(parts.model, optimizer))}
         for step in (OLDER, NEWER):
             as_format_1(checkpoints, step, numbers)
         contents = {path.name: path.read_bytes() for path in checkpoints.path(NEWER).iterdir() if path.name != "manifest.json"}

@@ -44,9 +44,7 @@ class BatchChoices(NamedTuple):
     ]
     micro_batches: Annotated[
         int | None,
-        typer.Option(
-            "--micro-batches", min=1, help="Micro-batches per step. Default: training.grad_accum_steps; of an architecture, pipeline."
-        ),
+        typer.Option("--micro-batches", min=1, help="Micro-batches per step. Default: training.grad_accum_steps, at least one per stage."),
     ]
 
     def of(self, name: str, config: "ModelConfig", training: "TrainingConfig", layout: "ParallelConfig") -> "TrainingConfig":

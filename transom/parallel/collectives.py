@@ -18,7 +18,7 @@ stopped processes by their missing heartbeats."""
 
 
 KEPT = "the last checkpoint is kept: continue with --resume"
-"""What a message on a lost process says last."""
+"""End of the message on a lost process."""
 
 
 class ProcessLostError(TransomError):

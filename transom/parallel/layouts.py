@@ -6,7 +6,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from transom.config.architecture import ModelConfig, TransformerConfig
 from transom.models.base import Network
 from transom.parallel.context import apply_context_parallel
 from transom.parallel.experts import apply_expert_parallel, expert_parameters, gather_experts
@@ -14,10 +13,7 @@ from transom.parallel.mesh import Ranks
 from transom.parallel.pipeline import Pipeline, gather_tensors
 from transom.parallel.sharding import apply_fsdp, dtensor_axes, whole
 from transom.parallel.tensor import apply_tensor_parallel
-from transom.planning.pipeline_stages import balance_stages, count_block_flops
-
-TYPICAL_LENGTH = 64
-"""Tokens per text by which the stages of a pipeline are balanced."""
+from transom.planning.pipeline_stages import stage_blocks
 
 
 def apply_layout(model: Network, ranks: Ranks, dtype: torch.dtype = torch.float32) -> Pipeline | None:
@@ -42,20 +38,12 @@ def apply_layout(model: Network, ranks: Ranks, dtype: torch.dtype = torch.float3
     if layout.pipeline > 1:
         enabled = dtype != torch.float32
         autocast = partial(torch.autocast, ranks.device.type, dtype, enabled)
-        stages = balance_stages(_block_flops(model.config), layout.pipeline)
+        stages = stage_blocks(model.config, layout.pipeline)
         stream = dtype if enabled else next(model.parameters()).dtype
         pipeline = Pipeline(model, ranks.mesh.get_group("pipeline"), stages, autocast, stream)
     if layout.shard > 1:
         apply_fsdp(model if pipeline is None else pipeline.module, ranks.mesh)
     return pipeline
-
-
-def _block_flops(config: ModelConfig) -> list[int]:
-    """Count the FLOPs of each block for texts of typical length, or for an image."""
-    assert isinstance(config, TransformerConfig)
-    length = min(config.n_positions, TYPICAL_LENGTH)
-    source, target = {"a decoder": (0, length), "an encoder": (length, 0)}.get(config.STACK, (length, length))
-    return count_block_flops(config, source, target)
 
 
 def split_axes(model: Network, ranks: Ranks) -> dict[nn.Parameter, frozenset[str]]:

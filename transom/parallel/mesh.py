@@ -60,7 +60,7 @@ class Ranks:
 
     @property
     def loss_part(self) -> tuple[int, int]:
-        """Which part of the labels of a micro-batch this rank computes the loss of, and the number of parts."""
+        """Index of the part of a micro-batch's labels whose loss this rank computes, and the number of parts."""
         position = self.layout.coordinates(self.world.rank)
         return position["context"] * self.layout.tensor + position["tensor"], self.layout.context * self.layout.tensor
 

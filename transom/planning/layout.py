@@ -29,7 +29,7 @@ def layout_problems(config: ModelConfig, layout: ParallelConfig, training: Train
     """
     problems = [*_structure(config, layout), *_exactness(config, layout)]
     if training is not None:
-        problems += [*_batches(training, layout), *_training(training, layout)]
+        problems += [*_batches(config, training, layout), *_training(training, layout)]
     return problems
 
 
@@ -115,7 +115,7 @@ def _structure(config: ModelConfig, layout: ParallelConfig) -> Iterator[str]:
         yield from (
             f"parallel.tensor: expected a divisor of {name} = {value}, found {layout.tensor}"
             for name, value in _split_widths(config).items()
-            if value % layout.tensor
+            if value % layout.tensor and not ("n_kv_heads" in name and layout.tensor % value == 0)  # ranks can share a key head
         )
     if layout.pipeline > n_blocks:
         yield f"parallel.pipeline: expected at most the model's {n_blocks} blocks, found {layout.pipeline}"
@@ -161,7 +161,7 @@ def _exactness(config: ModelConfig, layout: ParallelConfig) -> Iterator[str]:
             getattr(config.feed_forward, "capacity_factor", None) is not None,
             "model.feed_forward.capacity_factor",
             "drops tokens in the order of the whole batch",
-            ("expert", "context"),
+            ("expert", "context", "tensor"),
         ),
         (
             config.depth.kind != "full",
@@ -192,12 +192,12 @@ def _training(training: TrainingConfig, layout: ParallelConfig) -> Iterator[str]
         why = "training.optimizer = 'muon', which orthogonalizes whole matrices"
         yield from _refused(layout, ("shard", "tensor"), why)
     if training.adapter is not None:
-        why = "training.adapter, whose matrices are not divided"
-        yield from _refused(layout, ("tensor", "pipeline", "expert"), why)
+        why = "training.adapter, whose base weights one process validates"
+        yield from _refused(layout, ("shard", "tensor", "pipeline", "expert"), why)
     exits: Any = getattr(training, "early_exit_loss", NoEarlyExitConfig())
     if exits.kind != "none":
         why = f"training.early_exit_loss = {exits.kind!r}, which has a loss after every block"
-        yield from _refused(layout, ("tensor", "pipeline", "context"), why)
+        yield from _refused(layout, ("tensor", "context"), why)
 
 
 def _refused(layout: ParallelConfig, axes: Sequence[str], why: str) -> Iterator[str]:
@@ -206,15 +206,16 @@ def _refused(layout: ParallelConfig, axes: Sequence[str], why: str) -> Iterator[
             yield f"parallel.{axis}: expected 1 with {why}, found {size}"
 
 
-def _batches(training: TrainingConfig, layout: ParallelConfig) -> Iterator[str]:
+def _batches(config: ModelConfig, training: TrainingConfig, layout: ParallelConfig) -> Iterator[str]:
+    """Yield batches that are too small for their parts, or whose loss is not that of their rows."""
     name, size = ("batch_tokens" if hasattr(training, "batch_tokens") else "batch_size"), batch_size(training)
     if size < layout.n_batch_parts:
         parts = f"data * shard * expert = {layout.n_batch_parts}"
         yield f"training.{name}: expected at least one for each of the parallel.{parts} parts of a batch, found {size}"
-    if training.grad_accum_steps < layout.pipeline:
+    if config.kind == "text-embedder" and training.grad_accum_steps < layout.pipeline:
         yield (
-            f"training.grad_accum_steps: expected at least parallel.pipeline = {layout.pipeline} micro-batches, which fill the stages,"
-            f" found {training.grad_accum_steps}"
+            f"training.grad_accum_steps: expected at least parallel.pipeline = {layout.pipeline} micro-batches, since those of a contrastive"
+            f" loss cannot be split, found {training.grad_accum_steps}"
         )
 
 

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from transom.config.architecture import TransformerConfig
+from transom.config.architecture import ModelConfig, TransformerConfig
 from transom.planning.flops import count_flops
 
 STACK_FIELDS = {"encoder": "n_encoder_layers", "decoder": "n_decoder_layers"}
 """Number of layers of a stack in an encoder-decoder; models with one stack have ``n_layers``."""
+
+TYPICAL_LENGTH = 64
+"""Tokens per text by which the stages of a pipeline are balanced."""
 
 
 def count_block_flops(config: TransformerConfig, source: int, target: int) -> list[int]:
@@ -31,6 +34,14 @@ def count_block_flops(config: TransformerConfig, source: int, target: int) -> li
     flops[0] += sum(parts.get(part, 0) for part in ("stem", "patches"))
     flops[-1] += sum(parts.get(part, 0) for part in ("transform", "pooler", "unembedding"))
     return flops
+
+
+def stage_blocks(config: ModelConfig, n_stages: int) -> list[range]:
+    """Return the numbers of the blocks of each pipeline stage, balanced for texts of typical length, or for an image."""
+    assert isinstance(config, TransformerConfig)
+    length = min(config.n_positions, TYPICAL_LENGTH) if hasattr(config, "max_seq_len") else config.n_positions
+    source, target = {"a decoder": (0, length), "an encoder": (length, 0)}.get(config.STACK, (length, length))
+    return balance_stages(count_block_flops(config, source, target), n_stages)
 
 
 def balance_stages(flops: Sequence[int], n_stages: int) -> list[range]:

@@ -9,6 +9,7 @@ import torch
 from transom.config.architecture import EncoderDecoderConfig, ModelConfig
 from transom.config.parallel import ParallelConfig
 from transom.planning.parameters import sum_by_name
+from transom.planning.pipeline_stages import stage_blocks
 
 COLUMN_PARALLEL = re.compile(r"\.(attn|cross)\.([qkv]\.(weight|bias)|sinks)$|\.ff\.(experts\.|shared\.)?(gate|up)\.(weight|bias)$")
 ROW_PARALLEL = re.compile(r"\.(attn|cross)\.o\.weight$|\.ff\.(experts\.|shared\.)?down\.weight$")
@@ -86,14 +87,14 @@ def stack_names(config: ModelConfig) -> tuple[str, ...]:
 
 
 def divide_stages(config: ModelConfig, n_stages: int) -> list[Stage]:
-    """Divide the blocks of a model into consecutive stages; sizes differ by at most one, and the first stages have the larger ones."""
+    """Divide the blocks of a model into consecutive stages, as a run does; with one stage also the layers of other models."""
     names = [name for name, n in zip(stack_names(config), config.stacks, strict=True) for _ in range(n)]
-    stages, start = list[Stage](), 0
-    for index in range(n_stages):
-        end = start + len(names) // n_stages + (index < len(names) % n_stages)
-        blocks = {name: names[start:end].count(name) for name in dict.fromkeys(names[start:end])}
-        stages.append(Stage(index, n_stages, blocks, tuple(name for name in blocks if name not in names[end:])))
-        start = end
+    ranges = [range(len(names))] if n_stages == 1 else stage_blocks(config, n_stages)
+    stages = list[Stage]()
+    for index, numbers in enumerate(ranges):
+        own = names[numbers.start : numbers.stop]
+        blocks = {name: own.count(name) for name in dict.fromkeys(own)}
+        stages.append(Stage(index, n_stages, blocks, tuple(name for name in blocks if name not in names[numbers.stop :])))
     return stages
 
 

@@ -29,7 +29,7 @@ from transom.training.task_protocol import BuildTask, TaskContext
 
 
 class Command(IntEnum):
-    """What rank 0 does next, and all ranks with it; it broadcasts the command with one number.
+    """Action that rank 0 takes next, and all ranks with it; rank 0 broadcasts it with one number.
 
     Attributes:
         STEP: a training step; the number is its learning rate.

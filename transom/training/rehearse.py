@@ -269,7 +269,8 @@ class _Costs:
         """
         shape, training = self._shape, self._training
         length = self._length
-        n_passes = layout.n_batch_parts * training.grad_accum_steps
+        n_micro_batches = max(training.grad_accum_steps, layout.pipeline)
+        n_passes = layout.n_batch_parts * n_micro_batches
         batch = self._options.batch or max(batch_size(training), n_passes * length)
         if batch < n_passes * length:
             raise ConfigError(
@@ -278,4 +279,4 @@ class _Costs:
             )
         rows = batch // (length * n_passes)
         copies = 2 if getattr(training, "r_drop", 0) else 1
-        return MicroBatches(training.grad_accum_steps, copies * rows, shape.source, shape.target), rows * n_passes * length
+        return MicroBatches(n_micro_batches, copies * rows, shape.source, shape.target), rows * n_passes * length

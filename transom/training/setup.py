@@ -29,6 +29,7 @@ from transom.planning.adapters import count_adapter_parameters
 from transom.planning.data_fit import describe_fit, keep_fitted_fields
 from transom.planning.disk_space import check_disk_space
 from transom.planning.hardware import PeakRates, measure_peak
+from transom.planning.layout import check_layout
 from transom.planning.memory import check_fits_in_memory, used_memory
 from transom.planning.parameters import count_parameters, position_table_error
 from transom.planning.precision import Precision, ProcessPlan, ThreadPlan, choose_precision, choose_threads, plan_processes, rank_device
@@ -106,6 +107,7 @@ def build_training_setup(
     precision, threads = choose_precision(recipe.training.precision, device), choose_threads()
     if (place := torchrun_rank()) is not None:
         recipe = recipe.model_copy(update={"parallel": recipe.parallel.with_processes(place.size, "torchrun")})
+    check_layout(recipe.model, recipe.parallel, recipe.training)
     processes = plan_processes(recipe.parallel, threads, device, by_torchrun=place is not None)
     torch.set_num_threads(threads.count)
     torch.manual_seed(recipe.training.seed)
