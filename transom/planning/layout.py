@@ -214,8 +214,8 @@ def _batches(config: ModelConfig, training: TrainingConfig, layout: ParallelConf
         yield f"training.{name}: expected at least one for each of the parallel.{parts} parts of a batch, found {size}"
     if config.kind == "text-embedder" and training.grad_accum_steps < layout.pipeline:
         yield (
-            f"training.grad_accum_steps: expected at least parallel.pipeline = {layout.pipeline} micro-batches, since those of a contrastive"
-            f" loss cannot be split, found {training.grad_accum_steps}"
+            f"training.grad_accum_steps: expected at least parallel.pipeline = {layout.pipeline} micro-batches, since a contrastive loss"
+            f" cannot be split, found {training.grad_accum_steps}"
         )
 
 
