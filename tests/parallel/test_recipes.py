@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import transom
+from tests.parallel.test_layouts import by_name
 from tests.tiers import tiers
 from transom.training.events import Event, StepFinished
 
@@ -29,7 +30,8 @@ def losses(recipe: str, out: Path, layout: dict[str, int]) -> list[float]:
     return [event.loss for event in steps]
 
 
-@pytest.mark.parametrize(("recipe", "layout"), tiers(CASES, long=[CASES[4]]))
-def test_a_packaged_recipe_takes_the_same_steps_in_any_layout(recipe: str, layout: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", tiers(CASES, long=[CASES[4]]), ids=lambda case: f"{case[0]}-{by_name(case[1])}")
+def test_a_packaged_recipe_takes_the_same_steps_in_any_layout(case: tuple[str, dict[str, int]], tmp_path: Path) -> None:
+    recipe, layout = case
     alone, together = (losses(recipe, tmp_path / name, each) for name, each in (("alone", {}), ("together", layout)))
     assert len(alone) == 2 and together == pytest.approx(alone, rel=1e-4)

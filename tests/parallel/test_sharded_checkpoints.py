@@ -345,7 +345,7 @@ def test_stages_hold_names_of_their_own(tmp_path: Path) -> None:
 def fail_to_write(rank: int, folder: Path, function: Callable[[], Any]) -> str:
     shared = SharedCheckpoints(checkpoints_of(folder), World(rank, 2))
     with pytest.raises((ValueError, ZeroDivisionError)) as error:
-        shared._peers.on_all(function if rank else str)
+        shared.peers.on_all(function if rank else str)
     return f"{type(error.value).__name__} {error.value}"
 
 

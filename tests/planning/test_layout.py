@@ -39,7 +39,7 @@ def training(**fields: Any) -> TextTrainingConfig:
 @pytest.mark.parametrize(
     ("config", "layout", "expected"),
     [
-        (model("decoder"), "tensor=8", r"parallel\.tensor: .* divisor of model\.n_kv_heads = 4, found 8"),
+        (model("decoder", d_model=36, n_heads=12, n_kv_heads=3), "tensor=2", r"parallel\.tensor: .* divisor of model\.n_kv_heads = 3, found 2"),
         (model("decoder"), "tensor=3", r"parallel\.tensor: .* divisor of model\.n_heads = 8, found 3"),
         (model("decoder", d_ff=50), "tensor=4", r"parallel\.tensor: .* divisor of model\.d_ff = 50, found 4"),
         (model("experts"), "tensor=8", r"parallel\.tensor: .* divisor of model\.feed_forward\.d_expert = 20, found 8"),
@@ -86,7 +86,6 @@ def test_a_model_that_an_axis_cannot_divide_is_refused(config: ModelConfig, layo
         (training(optimizer="muon"), "tensor=2", r"parallel\.tensor: expected 1 with training\.optimizer = 'muon', which .*, found 2"),
         (training(adapter={"rank": 2}), "pipeline=2", r"parallel\.pipeline: expected 1 with training\.adapter, whose .*, found 2"),
         (training(batch_tokens=7), "data=2,shard=4", r"training\.batch_tokens: expected at least one for each of .* = 8 parts.*, found 7"),
-        (training(grad_accum_steps=3), "pipeline=4", r"training\.grad_accum_steps: expected at least parallel\.pipeline = 4 .*, found 3"),
         (
             ImageTrainingConfig(batch_size=4),
             "data=8",
@@ -165,3 +164,13 @@ def test_a_layout_is_read_as_it_is_written(sizes: dict[str, int]) -> None:
 def test_a_mesh_that_cannot_be_read_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_layout(text)
+
+
+def test_only_the_micro_batches_of_a_contrastive_loss_have_to_be_as_many_as_the_stages() -> None:
+    few, layout = training(grad_accum_steps=3), parse_layout("pipeline=4")
+    assert not layout_problems(model("decoder"), layout, few)
+    embedder = parse_model_config({"kind": "text-embedder", "n_layers": 4, "d_model": 16, "n_heads": 2, "d_ff": 16})
+    (problem,) = layout_problems(embedder, layout, few)
+    assert problem.startswith("training.grad_accum_steps: expected at least parallel.pipeline = 4 micro-batches") and problem.endswith(
+        "found 3"
+    )

@@ -156,7 +156,9 @@ def test_both_copies_of_r_drop_have_masks_of_their_own() -> None:
 def test_a_repeated_pass_has_the_same_masks_and_both_texts_of_a_pair_have_others() -> None:
     model = built(ENCODER | {"kind": "text-embedder"})
     texts = PaddedSequences.pad(drawn(1, 9))
-    pairs = type("Pairs", (), {"source": texts, "target": texts, "sample_ids": tuple(range(N))})()
+    pairs = type(
+        "Pairs", (), {"source": texts, "target": texts, "sample_ids": tuple(range(N)), "loss_mask": torch.ones(N, dtype=torch.bool)}
+    )()
     updated_sites = TrainStep(model, build_optimizer(model, SGD), TRAINING, torch.float32, CrossEntropy(0.0))
     with keyed_dropout(1, 1):
         first, again = (forward_pass(model, pairs) for _ in range(2))

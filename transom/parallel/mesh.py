@@ -30,6 +30,13 @@ class Ranks:
         world: all ranks.
         layout: the size of each axis.
         device: device of this rank.
+        batch: the ranks that compute different parts of each batch, of which this is one.
+        tokens: the ranks that compute different tokens of a batch, of which this is one.
+        stages: the ranks of the other stages of the pipeline that compute the same tokens, and this one.
+        loss_part: index of the part of a micro-batch's labels whose loss this rank computes, and the number of parts.
+        need_equal_passes: whether a pass of one rank waits in collectives for passes of ranks with other parts of the batch.
+        splits_weights: whether ranks hold different weights.
+        splits_model: whether a forward pass needs several ranks.
     """
 
     def __init__(self, world: World, layout: ParallelConfig, device: torch.device) -> None:
@@ -37,47 +44,18 @@ class Ranks:
         assert world.size == layout.n_processes
         self.world, self.layout, self.device = world, layout, device
         self._create_groups()
+        self.batch, self.tokens = self.along(BATCH_AXES), self.along((*BATCH_AXES, "context", "tensor"))
+        self.stages = self.along(("pipeline",))
+        position = layout.coordinates(world.rank)
+        self.loss_part = position["context"] * layout.tensor + position["tensor"], layout.context * layout.tensor
+        self.need_equal_passes = layout.shard * layout.expert * layout.pipeline > 1 and layout.n_batch_parts > 1
+        self.splits_weights = layout.n_processes > layout.data * layout.context
+        self.splits_model = layout.n_processes > layout.data
 
     @cached_property
     def mesh(self) -> DeviceMesh:
         """The mesh for PyTorch's own layouts, axes of size 1 included. All ranks must access it first at the same point of the run."""
         return build_mesh(self.layout, self.device)
-
-    @property
-    def need_equal_passes(self) -> bool:
-        """Whether a pass of one rank waits in collectives for passes of ranks with other parts of the batch."""
-        return self.layout.shard * self.layout.expert * self.layout.pipeline > 1 and self.layout.n_batch_parts > 1
-
-    @property
-    def splits_weights(self) -> bool:
-        """Whether ranks hold different weights."""
-        return self.layout.n_processes > self.layout.data * self.layout.context
-
-    @property
-    def splits_model(self) -> bool:
-        """Whether a forward pass needs several ranks."""
-        return self.layout.n_processes > self.layout.data
-
-    @property
-    def loss_part(self) -> tuple[int, int]:
-        """Index of the part of a micro-batch's labels whose loss this rank computes, and the number of parts."""
-        position = self.layout.coordinates(self.world.rank)
-        return position["context"] * self.layout.tensor + position["tensor"], self.layout.context * self.layout.tensor
-
-    @property
-    def tokens(self) -> World:
-        """The ranks that compute different tokens of a batch, of which this is one."""
-        return self.along((*BATCH_AXES, "context", "tensor"))
-
-    @property
-    def stages(self) -> World:
-        """The ranks of the other stages of the pipeline that compute the same tokens, and this one."""
-        return self.along(("pipeline",))
-
-    @property
-    def batch(self) -> World:
-        """The ranks that compute different parts of each batch, of which this is one."""
-        return self.along(BATCH_AXES)
 
     def along(self, axes: Collection[str]) -> World:
         """Return the ranks that differ from this one in ``axes`` only."""

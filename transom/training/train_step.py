@@ -1,14 +1,14 @@
 """One optimizer step: forward and backward over the micro-batches of a batch, gradient clipping, and the update."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from transom.config.training import TrainingConfig
 from transom.data.batch import Batch, split_rows
@@ -125,10 +125,12 @@ class TrainStep:
         self.training = training
         self.dtype = dtype
         self.backward_flops_fraction = 1.0 if all(p.requires_grad for p in model.parameters()) else FROZEN_WEIGHTS_FACTOR
-        self.ranks, self.pipeline, self.gradients = ranks, pipeline, Gradients(model, ranks, pipeline)
+        self.ranks, self.pipeline = ranks, pipeline
+        self.gradients = Gradients(model, ranks, pipeline) if ranks.world.size > 1 else None
+        self._idle: list[Batch] = []
         self.device = model.device
         self.objective = objective
-        self.auxiliary = auxiliary_objectives(model, ranks.tokens, None if pipeline is None else pipeline.record)
+        self.auxiliary = auxiliary_objectives(model, ranks.tokens, self._record, ranks.stages)
         self.metrics: dict[str, RatioMetric] = {key: ratio for each in self.auxiliary for key, ratio in each.metrics.items()}
         self.sites = [*self.objective.sites, *(site for each in self.auxiliary for site in each.sites)]
         name_dropout_sites(model)
@@ -169,12 +171,10 @@ class TrainStep:
             release_memory(self.device)
             generators.restore()
         loss, nll, prepared = gradients
-        self.gradients.all_reduce()
-        self.scaler.unscale_(self.optimizer)
-        grad_norm = self.gradients.clip_norm(self.training.max_grad_norm or float("inf"))
+        grad_norm = self._reduce_and_clip_gradients()
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
         self._update(finite, learning_rate)
-        measured = {name: value for each in self.auxiliary for name, value in each.after_update(finite, self.ranks.stages).items()}
+        measured = {name: value for each in self.auxiliary for name, value in each.after_update(finite).items()}
         return StepResult(
             loss,
             nll,
@@ -185,6 +185,26 @@ class TrainStep:
             measured,
             max((len(batch.sample_ids) // self.objective.n_copies for batch in prepared), default=0),
         )
+
+    def _reduce_and_clip_gradients(self) -> float:
+        """Sum the gradients over the ranks, and clip their norm; return the norm before clipping."""
+        max_norm = self.training.max_grad_norm or float("inf")
+        if self.gradients is None:
+            self.scaler.unscale_(self.optimizer)
+            return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm).item()
+        self.gradients.all_reduce()
+        self.scaler.unscale_(self.optimizer)
+        return self.gradients.clip_norm(max_norm)
+
+    def _record(self, micro_batches: Sequence[Batch], sites: Sequence[str]) -> Iterator[Mapping[str, Sequence[Tensor]]]:
+        """Run the model on micro-batches and yield their activations at ``sites``, then make the passes that other ranks need."""
+        if self.pipeline is not None:
+            yield from self.pipeline.record([*micro_batches, *self._idle], sites)[: len(micro_batches)]
+            return
+        for batch in micro_batches:
+            yield forward_pass(self.model, batch, sites).activations
+        for batch in self._idle:
+            forward_pass(self.model, batch, sites)
 
     def _sum_gradients(self, micro_batches: Sequence[Batch], n_target_tokens: float) -> _Gradients | None:
         """Compute the gradients of the mean loss over the whole batch, or return None if memory ran out in any process.
@@ -201,10 +221,10 @@ class TrainStep:
             if self.pipeline is not None:
                 parts = split_micro_batches(parts, self.pipeline.n_stages)
             prepared = [self.objective.prepare(batch.to(self.device)) for batch in parts]
-            idle = self._missing_passes(len(prepared))
+            self._idle = idle = self._missing_passes(len(prepared))
             with self.autocast():
                 for each in self.auxiliary:
-                    each.prepare(prepared, idle)
+                    each.prepare(prepared)
             loss, nll = self._forward_backward(prepared, idle, self.objective.n_copies * n_target_tokens)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or self.ranks.splits_model or (self.auxiliary and self.ranks.world.size > 1):

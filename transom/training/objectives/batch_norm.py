@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from transom.data.batch import Batch
 from transom.layers.norm import BatchNorm, BatchStatistics
 from transom.models.base import Network
-from transom.parallel.collectives import SINGLE_PROCESS, World
+from transom.parallel.collectives import World
 from transom.training.objectives.objective import AuxiliaryObjective, ForwardPass
 
 
@@ -17,7 +17,7 @@ class BatchNormStatistics(AuxiliaryObjective):
         self._norms = norms
         self.sites = [f"{name}.{part}" for name in norms for part in BatchStatistics._fields]
 
-    def prepare(self, micro_batches: Sequence[Batch], idle: Sequence[Batch] = ()) -> None:
+    def prepare(self, micro_batches: Sequence[Batch]) -> None:
         """Discard the statistics of the previous step."""
         self._passes: dict[str, list[BatchStatistics]] = {name: [] for name in self._norms}
 
@@ -28,7 +28,7 @@ class BatchNormStatistics(AuxiliaryObjective):
             passes += map(BatchStatistics, *parts)
         return 0.0
 
-    def after_update(self, updated: bool, stages: World = SINGLE_PROCESS) -> Mapping[str, float]:
+    def after_update(self, updated: bool) -> Mapping[str, float]:
         """Update the running statistics, unless the step was skipped."""
         for name, norm in self._norms.items() if updated else ():
             norm.update_running_statistics(self._passes[name])

@@ -130,27 +130,25 @@ class AuxiliaryObjective:
         metrics: metrics by their keys in ``metrics.jsonl``.
         sites: names of the activations to record for ``loss``.
         record: runs the model for an objective that needs activations of the whole batch before the first loss.
+        stages: the ranks of a pipeline's stages, which have other modules.
     """
 
     metrics: ClassVar[Mapping[str, RatioMetric]] = {}
     sites: Sequence[str] = ()
     record: RecordActivations
+    stages: World = SINGLE_PROCESS
 
-    def prepare(self, micro_batches: Sequence[Batch], idle: Sequence[Batch] = ()) -> None:
-        """Start a step with these micro-batches, which are on the model's device.
-
-        Each pass over them is followed by one over each batch of ``idle``, which serves the passes of other ranks and counts for nothing.
-        """
+    def prepare(self, micro_batches: Sequence[Batch]) -> None:
+        """Start a step with these micro-batches, which are on the model's device."""
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
         """Compute a micro-batch's contribution to the mean loss of the batch."""
         return 0.0
 
-    def after_update(self, updated: bool, stages: World = SINGLE_PROCESS) -> Mapping[str, float]:
+    def after_update(self, updated: bool) -> Mapping[str, float]:
         """Finish a step; return the sums over all processes from which its metrics are computed.
 
         Args:
             updated: False if the step was skipped for a non-finite loss or gradient.
-            stages: the ranks of a pipeline's stages, which have other modules than this one.
         """
         return {}

@@ -12,7 +12,7 @@ from transom.data.batch import Batch
 from transom.layers.mixture_of_depths import DepthRouter, router_bce_sum
 from transom.layers.mixture_of_experts import MixtureOfExperts, expert_load, load_balancing_loss, router_z_loss_sum, update_router_bias
 from transom.models.base import Network
-from transom.parallel.collectives import SINGLE_PROCESS, World
+from transom.parallel.collectives import World
 from transom.training.objectives.objective import N_UPDATES, AuxiliaryObjective, ForwardPass, RatioMetric
 
 _Passes = list[tuple[Float[Tensor, "_ _ ..."], Bool[Tensor, "_ _"]]]
@@ -26,7 +26,7 @@ class _RouterObjective(AuxiliaryObjective):
         self._model, self._world, self.sites = model, world, sites
         self._n_tokens: dict[str, float] = {}
 
-    def prepare(self, micro_batches: Sequence[Batch], idle: Sequence[Batch] = ()) -> None:
+    def prepare(self, micro_batches: Sequence[Batch]) -> None:
         """Count the tokens of the whole batch at each router, if there are several micro-batches or processes."""
         self._n_tokens = {}
         if len(micro_batches) > 1 or self._world.size > 1:
@@ -58,9 +58,9 @@ class ExpertLoadBalancing(_RouterObjective):
         self._mixtures = {f"{name}.router": mixture for name, mixture in mixtures.items()}
         super().__init__(model, tuple(self._mixtures), world)
 
-    def prepare(self, micro_batches: Sequence[Batch], idle: Sequence[Batch] = ()) -> None:
+    def prepare(self, micro_batches: Sequence[Batch]) -> None:
         """Reset the counts. If the balancing loss needs counts over the whole batch, compute these by a first forward pass."""
-        super().prepare(micro_batches, idle)
+        super().prepare(micro_batches)
         self._counts, self._n_overflow, self._batch_counts = self._zeros(), 0, dict[str, Tensor]()
         if self._n_tokens and any(isinstance(each.config.load_balancing, AuxLossBalancingConfig) for each in self._mixtures.values()):
             device, counts = self._model.device, self._zeros()
@@ -68,8 +68,6 @@ class ExpertLoadBalancing(_RouterObjective):
                 for batch, activations in zip(micro_batches, self.record(micro_batches, self.sites), strict=True):
                     for site, mixture in self._mixtures.items():
                         counts[site] += _count_assignments(mixture, self._passes(site, batch, activations))[0]
-                for _ in self.record(idle, self.sites) if idle else ():
-                    pass  # the passes of other ranks need these
             self._batch_counts = dict(zip(counts, self._world.all_reduce(list(counts.values())), strict=True))
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
@@ -91,7 +89,7 @@ class ExpertLoadBalancing(_RouterObjective):
                 )
         return total
 
-    def after_update(self, updated: bool, stages: World = SINGLE_PROCESS) -> Mapping[str, float]:
+    def after_update(self, updated: bool) -> Mapping[str, float]:
         """Update the balancing biases, unless the step was skipped.
 
         Returns:
@@ -105,7 +103,7 @@ class ExpertLoadBalancing(_RouterObjective):
             if learns and isinstance(mixture.config.load_balancing, BiasBalancingConfig) and mixture.bias is not None:
                 mixture.bias.copy_(update_router_bias(mixture.bias, counts, mixture.config.load_balancing.bias_update_rate))
         largest = max((counts.max() / counts.mean()).item() for counts in every)
-        of_stages = stages.all_gather(torch.tensor([largest, dropped], dtype=torch.float64))
+        of_stages = self.stages.all_gather(torch.tensor([largest, dropped], dtype=torch.float64))
         loads, overflows = zip(*(each.tolist() for each in of_stages), strict=True)
         return {"max_expert_load": max(loads), "expert_overflow": int(sum(overflows))}
 
@@ -138,9 +136,9 @@ class DepthRouterLoss(_RouterObjective):
         self._routers = {f"{name}.score": router for name, router in routers.items()}
         super().__init__(model, tuple(self._routers), world)
 
-    def prepare(self, micro_batches: Sequence[Batch], idle: Sequence[Batch] = ()) -> None:
+    def prepare(self, micro_batches: Sequence[Batch]) -> None:
         """Reset the counts."""
-        super().prepare(micro_batches, idle)
+        super().prepare(micro_batches)
         self._n_routed = [0, 0, 0]
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
@@ -157,7 +155,7 @@ class DepthRouterLoss(_RouterObjective):
                 ]
         return total
 
-    def after_update(self, updated: bool, stages: World = SINGLE_PROCESS) -> Mapping[str, float]:
+    def after_update(self, updated: bool) -> Mapping[str, float]:
         """Return three counts over all routed blocks: tokens, tokens selected by rank, and tokens selected by the causal prediction."""
         return dict(
             zip(("routed_tokens", "routed_chosen", "routed_causal"), map(int, self._world.all_reduce_scalars(*self._n_routed)), strict=True)
