@@ -39,7 +39,11 @@ def training(**fields: Any) -> TextTrainingConfig:
 @pytest.mark.parametrize(
     ("config", "layout", "expected"),
     [
-        (model("decoder", d_model=36, n_heads=12, n_kv_heads=3), "tensor=2", r"parallel\.tensor: .* divisor of model\.n_kv_heads = 3, found 2"),
+        (
+            model("decoder", d_model=36, n_heads=12, n_kv_heads=3),
+            "tensor=2",
+            r"parallel\.tensor: .* divisor of model\.n_kv_heads = 3, found 2",
+        ),
         (model("decoder"), "tensor=3", r"parallel\.tensor: .* divisor of model\.n_heads = 8, found 3"),
         (model("decoder", d_ff=50), "tensor=4", r"parallel\.tensor: .* divisor of model\.d_ff = 50, found 4"),
         (model("experts"), "tensor=8", r"parallel\.tensor: .* divisor of model\.feed_forward\.d_expert = 20, found 8"),
