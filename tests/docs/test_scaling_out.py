@@ -5,12 +5,13 @@ import shlex
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import sets
-from tests.docs.pages import Reader, blocks_of
+from tests.docs.pages import Reader, blocks_of, command_lines
 from tests.size import ROOT
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.parallel import ParallelConfig
@@ -21,6 +22,13 @@ TINY = sets(
     *("model.d_model=16", "model.n_heads=2", "model.d_ff=16", "training.max_steps=4", "training.batch_tokens=200"),
     *("training.validate_bleu=0", "training.precision=fp32", "data.generate.n_train=200"),
 )
+
+
+def section(title: str) -> str:
+    """Return a section of the page, in which two processes take the place of eight and trainings are short."""
+    (text,) = re.findall(rf"^## {title}\n(.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL)
+    short = re.sub(r"\b8\b", "2", text).replace("--steps 2000", "--steps 6")
+    return re.sub(r"^(torchrun .*)$", rf"\1 {shlex.join(TINY)}", short, flags=re.MULTILINE)
 
 
 def program(folder: Path, name: str, text: str) -> None:
@@ -37,22 +45,18 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
     return found
 
 
-def section(title: str) -> str:
-    """Return a section of the page, in which two processes take the place of eight and trainings are short."""
-    (text,) = re.findall(rf"^## {title}\n(.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL)
-    short = re.sub(r"\b8\b", "2", text).replace("--steps 2000", "--steps 6")
-    return re.sub(r"^(torchrun .*)$", rf"\1 {shlex.join(TINY)}", short, flags=re.MULTILINE)
-
-
 def layout_of(run: Path) -> ParallelConfig:
     return load_recipe(run / "recipe.toml")[0].parallel
 
 
+LAPTOP = {"laptop": ParallelConfig(data=2), "two-shards": ParallelConfig(shard=2)}
+
+
 @pytest.mark.long
-def test_the_commands_of_a_laptop_run(reader: Reader) -> None:
-    reader.read(section("One laptop"))
-    assert layout_of(Path("runs/laptop")) == ParallelConfig(data=2)
-    assert layout_of(Path("runs/two-shards")) == ParallelConfig(shard=2)
+@pytest.mark.parametrize("command", [line for block in blocks_of(section("One laptop")) for line in command_lines(block.text)])
+def test_the_commands_of_a_laptop_run(reader: Reader, command: str) -> None:
+    reader.run(command)
+    assert all(layout_of(run) == LAPTOP[run.name] for run in Path("runs").glob("*"))
 
 
 @pytest.mark.long
@@ -89,3 +93,5 @@ def test_the_batch_script_is_valid_and_the_page_shows_it() -> None:
 
 def test_the_table_has_every_axis_and_the_sections_shown_are_layouts() -> None:
     assert sorted(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == sorted(ParallelConfig.AXES)
+    shown = [tomllib.loads(block.text)["parallel"] for block in blocks_of(PAGE) if block.language == "toml"]
+    assert [ParallelConfig(**layout).n_processes for layout in shown] == [4 * 8]
