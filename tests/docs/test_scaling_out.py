@@ -67,7 +67,7 @@ def test_the_commands_of_a_server_run_and_another_layout_continues(reader: Reade
 
 
 @pytest.mark.long
-def test_the_batch_script_starts_a_run_and_continues_it(reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_batch_script_continues_a_run(reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, "scontrol", '[ "$*" = "show hostnames machine-[1-1]" ] && echo 127.0.0.1')
     program(tmp_path, "srun", 'while [[ $1 == --* ]]; do shift; done; exec "$@"')
     port = 60_000
@@ -78,12 +78,10 @@ def test_the_batch_script_starts_a_run_and_continues_it(reader: Reader, tmp_path
     slurm = {"GPUS_ON_NODE": "2", "JOB_NODELIST": "machine-[1-1]", "JOB_ID": f"{port - 10_000}", "CPUS_PER_TASK": "2", "JOB_NUM_NODES": "1"}
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    command = f"bash {shlex.quote(str(SCRIPT))} copy runs/cluster {shlex.join(TINY)}"
-    for steps in (2, 4):
-        reader.run(f"{command} --set training.max_steps={steps} --set parallel.shard=2")
-        newest = RunFolder.open(Path("runs/cluster")).checkpoints.latest()
-        assert newest is not None and newest.step == steps
-    assert layout_of(Path("runs/cluster")) == ParallelConfig(shard=2)
+    reader.run("transom train copy --out runs/cluster")
+    reader.run(f"bash {shlex.quote(str(SCRIPT))} copy runs/cluster {shlex.join(TINY)} --steps 6 --set parallel.shard=2")
+    newest = RunFolder.open(Path("runs/cluster")).checkpoints.latest()
+    assert newest is not None and newest.step == 6 and layout_of(Path("runs/cluster")) == ParallelConfig(shard=2)
 
 
 def test_the_batch_script_is_valid_and_the_page_shows_it() -> None:
