@@ -12,7 +12,16 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parent.parent
 NAVIGATION = {
-    "Users": ("README", "docs/install", "docs/guide", "docs/expectations", "docs/faq", "docs/troubleshooting", "docs/python"),
+    "Users": (
+        "README",
+        "docs/install",
+        "docs/guide",
+        "docs/scaling-out",
+        "docs/expectations",
+        "docs/faq",
+        "docs/troubleshooting",
+        "docs/python",
+    ),
     "Tutorials": tuple(
         f"docs/tutorials/{name}"
         for name in (
