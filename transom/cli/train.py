@@ -119,8 +119,13 @@ def train(
         from transom.parallel.torchrun import torchrun_rank
         from transom.tasks.train import default_folder, follow_training
 
-    if (place := torchrun_rank()) is not None and place.rank > 0:
-        return follow_training().exit_code
+    if (place := torchrun_rank()) is not None:
+        if seeds is not None:
+            raise ConfigError(
+                "--seeds: expected one run per torchrun, found several; start torchrun once per seed with --set training.seed=N"
+            )
+        if place.rank > 0:
+            return follow_training().exit_code
     if recipe is None and size is not None:
         raise ConfigError(f"expected --size with NAME_OR_FILE, found --size {size} without; a resumed run keeps its size: leave --size out")
     recipe = recipe or _own_recipe(out if resume else None)

@@ -103,7 +103,7 @@ class _SplitTokens:
 
     def __call__(self, stack: Stack, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Return the arguments of ``Stack.forward`` for this rank's tokens; None, for no change, in a pass with a cache."""
-        x, ctx, *memory = args
+        x, ctx, *memory = [each for each in args if each is not None]  # a stack without cross-attention may be given no memory
         assert isinstance(ctx, StackContext)
         first_token = 0 if ctx.caches is not None else chunk_range(x.shape[1], self.group.rank(), self.group.size())[0]
         for site in self.dropout_sites:

@@ -96,6 +96,8 @@ def join_torchrun() -> Iterator[World]:
     """Join the process group of the processes that torchrun has started."""
     place = torchrun_rank()
     assert place is not None, "torchrun has started this process"
+    if place.rank > 0:  # while it waits for rank 0, which may have ended with an error, no handler in Python would run
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with join_process_group("env://", place.rank, place.size) as world:
         if place.rank > 0:
             ignore_signals()
