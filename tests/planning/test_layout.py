@@ -89,6 +89,7 @@ def test_a_model_that_an_axis_cannot_divide_is_refused(config: ModelConfig, layo
         (training(optimizer="muon"), "shard=2", r"parallel\.shard: expected 1 with training\.optimizer = 'muon', which .*, found 2"),
         (training(optimizer="muon"), "tensor=2", r"parallel\.tensor: expected 1 with training\.optimizer = 'muon', which .*, found 2"),
         (training(adapter={"rank": 2}), "pipeline=2", r"parallel\.pipeline: expected 1 with training\.adapter, whose .*, found 2"),
+        (training(precision="fp16"), "shard=2", r"parallel\.shard: expected 1 with training\.precision = 'fp16', whose .*, found 2"),
         (training(batch_tokens=7), "data=2,shard=4", r"training\.batch_tokens: expected at least one for each of .* = 8 parts.*, found 7"),
         (
             ImageTrainingConfig(batch_size=4),

@@ -1,1 +1,1 @@
-"""Data-parallel training on one machine: launcher, collectives and heartbeats."""
+"""Processes of a run: how they start and meet, what each holds of the model, and what they exchange."""

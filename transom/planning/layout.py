@@ -194,6 +194,9 @@ def _training(training: TrainingConfig, layout: ParallelConfig) -> Iterator[str]
     if training.adapter is not None:
         why = "training.adapter, whose base weights one process validates"
         yield from _refused(layout, ("shard", "tensor", "pipeline", "expert"), why)
+    if training.precision == "fp16":
+        why = "training.precision = 'fp16', whose loss scale each process would change by its own gradients"
+        yield from _refused(layout, ("shard", "tensor", "pipeline", "expert"), why)
     exits: Any = getattr(training, "early_exit_loss", NoEarlyExitConfig())
     if exits.kind != "none":
         why = f"training.early_exit_loss = {exits.kind!r}, which has a loss after every block"

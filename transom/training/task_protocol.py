@@ -28,14 +28,14 @@ ScoredPredictions = tuple[dict[str, float], tuple[Mapping[str, Any], ...]]
 
 
 class TaskContext(NamedTuple):
-    """Folders, progress callback and rank with which a task is built.
+    """Folders, progress callback and part of the batches with which a task is built.
 
     Attributes:
         base: folder to which a relative ``data.root`` refers.
         folder: the run folder; a resumed run has its tokenizers there.
         notify: called with a short description of each stage, such as "preparing the tokenizer".
-        rank: rank of this process, from 0.
-        n_ranks: number of data-parallel processes.
+        rank: index of the part of each batch that this process computes, from 0.
+        n_ranks: number of these parts.
         own: fields of the recipe that the user sets, if the recipe is to be fitted to the data; None in a resumed run.
     """
 

@@ -185,6 +185,7 @@ class _TrainingLoop:
             self.plan()
             self.forecast()
         if p.consecutive_skips >= MAX_CONSECUTIVE_SKIPS:
+            self.rank.checkpoints.wait()
             kept = self.setup.folder.checkpoints.steps()
             where = f"the checkpoint of step {kept[-1]} is kept" if kept else "no checkpoint was written yet"
             raise TransomError(
