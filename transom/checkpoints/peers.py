@@ -1,11 +1,12 @@
 """The ranks that write and read a checkpoint together, as checkpoints see them."""
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
 
 
+@runtime_checkable
 class Peers(Protocol):
     """The ranks of a run, which call the same functions in the same order.
 

@@ -76,7 +76,7 @@ def _shift_right(z: Int[Tensor, "*axes"], n: int, out: Int[Tensor, "*axes"]) -> 
     return torch.bitwise_right_shift(z, n, out=out).bitwise_and_(2 ** (64 - n) - 1)
 
 
-def _absorb(key: Int[Tensor, "*axes"], value: Int[Tensor, "*axes"] | int) -> Int[Tensor, "*axes"]:
+def _absorb(key: Int[Tensor, "..."], value: Int[Tensor, "..."] | int) -> Int[Tensor, "..."]:
     """Return the key derived from ``key`` and ``value``: output number ``value`` of SplitMix64 with seed ``key``."""
     return _mix(key + ((value + 1) * _GOLDEN if isinstance(value, Tensor) else _signed((value + 1) * _GOLDEN)))
 
@@ -258,7 +258,7 @@ def name_dropout_sites(model: nn.Module) -> None:
 
 
 @contextmanager
-def keyed_tokens(site: DropoutSite, x: Float[Tensor, "batch length width"]) -> Iterator[None]:
+def keyed_tokens(site: DropoutSite, x: Float[Tensor, "*axes width"]) -> Iterator[None]:
     """Within the ``with`` block, the rows are the tokens of ``x``, flattened; ``site.offsets`` is (first token,)."""
     masks = site.dropout_masks(x) if x.dim() == 3 else None
     if masks is None:

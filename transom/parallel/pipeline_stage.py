@@ -51,6 +51,7 @@ class StageLoss(NamedTuple):
 
 
 @runtime_checkable
+@runtime_checkable
 class LossFunction(Protocol):
     """Computes the loss of a micro-batch on one stage."""
 
