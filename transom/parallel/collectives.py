@@ -48,13 +48,19 @@ class World:
 
     def broadcast_text(self, text: str = "") -> str:
         """Return ``text`` of rank 0 on every rank."""
+        return self.broadcast_bytes(text.encode()).decode()
+
+    def broadcast_bytes(self, data: bytes, source: int = 0) -> bytes:
+        """Return ``data`` of the rank ``source`` on every rank."""
         if self.size == 1:
-            return text
-        encoded = torch.tensor(list(text.encode()), dtype=torch.uint8)
-        received = torch.zeros(int(self.broadcast_scalars(len(encoded))[0]), dtype=torch.uint8)
-        received[: len(encoded)] = encoded
-        self._run_collective(lambda: distributed.broadcast(received, group=self.group, group_src=0))
-        return bytes(received.tolist()).decode()
+            return data
+        length = torch.tensor([len(data)])
+        self._run_collective(lambda: distributed.broadcast(length, group=self.group, group_src=source))
+        values = torch.empty(int(length), dtype=torch.uint8)
+        if self.rank == source and data:
+            values = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self._run_collective(lambda: distributed.broadcast(values, group=self.group, group_src=source))
+        return bytes(values.numpy().data)
 
     @torch.no_grad()
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
