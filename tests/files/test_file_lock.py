@@ -130,3 +130,22 @@ def test_processes_that_hammer_one_run_never_hold_it_together(tmp_path: Path) ->
 @pytest.mark.long
 def test_many_processes_that_hammer_one_run_never_hold_it_together(tmp_path: Path) -> None:
     assert all(held > 0 for held in hammered(tmp_path, 4, 1500))
+
+
+def test_a_restarted_job_resumes_the_run_that_it_began_and_no_other(tmp_path: Path) -> None:
+    for job, began in (("torchrun 1", True), ("torchrun 2", False)):
+        path = tmp_path / job
+        with RunFolder.create(path, job="torchrun 1") as folder:
+            folder.write("recipe.toml", b"")
+        if not began:
+            with pytest.raises(ConfigError, match="holds a run already"):
+                RunFolder.create(path, job=job)
+            with pytest.raises(ConfigError, match="holds a run already"):
+                RunFolder.create(path, job=job, restarted=True)
+        else:
+            with pytest.raises(ConfigError, match="holds a run already"):
+                RunFolder.create(path, job=job)
+            with RunFolder.create(path, resume=True, job=job):
+                pass
+            with RunFolder.create(path, overwrite=True, job=job, restarted=True) as folder:
+                assert folder.has_recipe
