@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkpoints.checking import names
 from transom.checkpoints import run_folder
-from transom.checkpoints.run_files import LOCK
+from transom.checkpoints.run_files import LOCK, RECIPE
 from transom.checkpoints.run_folder import RunFolder
 from transom.errors import ConfigError
 
@@ -133,19 +133,10 @@ def test_many_processes_that_hammer_one_run_never_hold_it_together(tmp_path: Pat
 
 
 def test_a_restarted_job_resumes_the_run_that_it_began_and_no_other(tmp_path: Path) -> None:
-    for job, began in (("torchrun 1", True), ("torchrun 2", False)):
-        path = tmp_path / job
-        with RunFolder.create(path, job="torchrun 1") as folder:
-            folder.write("recipe.toml", b"")
-        if not began:
-            with pytest.raises(ConfigError, match="holds a run already"):
-                RunFolder.create(path, job=job)
-            with pytest.raises(ConfigError, match="holds a run already"):
-                RunFolder.create(path, job=job, restarted=True)
-        else:
-            with pytest.raises(ConfigError, match="holds a run already"):
-                RunFolder.create(path, job=job)
-            with RunFolder.create(path, resume=True, job=job):
-                pass
-            with RunFolder.create(path, overwrite=True, job=job, restarted=True) as folder:
-                assert folder.has_recipe
+    with RunFolder.create(tmp_path, job="torchrun 1") as folder:
+        folder.write(RECIPE, b"")
+    with RunFolder.create(tmp_path, overwrite=True, job="torchrun 1", restarted=True) as folder:
+        assert folder.has_recipe, "the run is resumed, not overwritten"
+    for restarted in (False, True):
+        with pytest.raises(ConfigError, match="holds a run already"):
+            RunFolder.create(tmp_path, job="torchrun 2", restarted=restarted)

@@ -27,13 +27,16 @@ def meet(place: TorchrunRank) -> tuple[distributed.Store, str]:  # type: ignore[
     therefore asks rank 0, under a name that only it can know, for the name of the part, and confirms the answer.
     """
     store, key = torchrun_store(), f"transom-{next(_numbers)}"
-    name = own = uuid.uuid4().hex
+    pause = threading.Event()  # store.get would not return for a signal
     if place.rank > 0:
+        own = uuid.uuid4().hex
         store.set(f"{key}-question-{place.rank}", own)
+        while not store.check([f"{key}-answer-{own}"]):
+            pause.wait(_POLL_SECONDS)
         name = store.get(f"{key}-answer-{own}").decode()
         store.set(f"{key}-{name}-{place.rank}", "")
     else:
-        missing, pause = set(range(1, place.size)), threading.Event()
+        name, missing = uuid.uuid4().hex, set(range(1, place.size))
         while missing:
             for rank in missing:
                 if store.check([f"{key}-question-{rank}"]):  # perhaps of the rank before the restart
