@@ -43,7 +43,7 @@ def split_groups_by_mesh(optimizer: torch.optim.Optimizer) -> None:
         by_mesh: dict[Any, list[Tensor]] = {}
         for p in group["params"]:
             by_mesh.setdefault(getattr(p, "device_mesh", None), []).append(p)
-        first, *others = by_mesh.values()
+        first, *others = by_mesh.values() or [[]]
         group["params"] = first
         optimizer.param_groups += [{**group, "params": parameters} for parameters in others]
 
