@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,12 +44,14 @@ batch_tokens = 200
 grad_accum_steps = 2
 learning_rate = 0.01
 precision = "bf16"
-processes = %(processes)d
 average = { kind = "checkpoints", n_checkpoints = 3 }
 validate_every = 14
 validate_bleu = 4
 checkpoint_every = 7
 log_every = 3
+
+[parallel]
+data = %(processes)d
 
 [decoding]
 beam_size = 2
@@ -154,3 +157,57 @@ def differences(alone: Path, killed: Path) -> list[str]:
     if progress != other_progress:
         found.append(f"progress: {json.dumps(progress)} and {json.dumps(other_progress)}")
     return found + ["history"] * (history != other_history)
+
+
+def start_ranks(recipe: Path, out: Path, n: int, restarts: int = 0) -> "subprocess.Popen[bytes]":
+    """Begin a run of ``n`` ranks under torchrun, which restarts them after a failure."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", f"--max-restarts={restarts}"]
+    command = [*launcher, "-m", "transom", "train", str(recipe), "--out", str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+
+
+def ranks_of(torchrun: "subprocess.Popen[bytes]") -> dict[int, int]:
+    """Return the process of each rank that torchrun has started and that is there."""
+    found = {}
+    for pid in (pid for task in Path(f"/proc/{torchrun.pid}/task").iterdir() for pid in (task / "children").read_text().split()):
+        with suppress(OSError):  # it has just ended
+            variables = dict(each.split(b"=", 1) for each in Path("/proc", pid, "environ").read_bytes().split(b"\0") if b"=" in each)
+            if b"RANK" in variables:
+                found[int(variables[b"RANK"])] = int(pid)
+    return found
+
+
+def wait_for(process: "subprocess.Popen[bytes]", mark: bytes) -> bytes:
+    """Read what a run says until it says ``mark`` or ends."""
+    assert process.stderr is not None
+    said = b""
+    while mark not in said and (line := process.stderr.readline()):
+        said += line
+    return said
+
+
+def run_with_killed_ranks(recipe: Path, out: Path, n: int, seed: int, kills: Sequence[float]) -> Kills:
+    """Train to the end under torchrun, a rank drawn at random killed with -9 at each of some moments.
+
+    Args:
+        recipe: what to train.
+        out: where.
+        n: number of ranks.
+        seed: of ranks and moments.
+        kills: a kill each, in seconds from the first validation, or from the restart before, to the last moment at which it may come.
+    """
+    draw, said, hits, late = random.Random(seed), b"", 0, 0
+    process = start_ranks(recipe, out, n, restarts=len(kills))
+    for number, seconds in enumerate(kills):
+        said += wait_for(process, RESUMED if number else b"validation")
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=draw.uniform(0.0, seconds))
+        if process.poll() is None and (victim := ranks_of(process).get(draw.randrange(n))):
+            late += bool(Checkpoints(out / "checkpoints").steps())
+            os.kill(victim, signal.SIGKILL)
+            hits += 1
+    _, rest = process.communicate()
+    said += rest
+    assert process.returncode == 0, said.decode()
+    return Kills(hits, late, said.count(RESUMED))

@@ -12,7 +12,7 @@ from transom import errors
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (.*?) \| (.*) \|$", PAGE, re.MULTILINE)
 QUOTES = [quote for message, _ in ROWS if message not in ("message", "---") for quote in re.findall(r"`([^`]+)`", message)]
-ERRORS = {name for name in vars(errors) if name.endswith("Error")} | {"ProcessLostError"}
+ERRORS = {name for name in vars(errors) if name.endswith("Error")} | {"ProcessLostError", "ReplicaError"}
 MIN_CHARACTERS = 10
 """The longest part of a quote between two ``...`` has at least this many characters, so that it finds its message and no other."""
 

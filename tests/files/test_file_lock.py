@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkpoints.checking import names
 from transom.checkpoints import run_folder
-from transom.checkpoints.run_files import LOCK
+from transom.checkpoints.run_files import LOCK, RECIPE
 from transom.checkpoints.run_folder import RunFolder
 from transom.errors import ConfigError
 
@@ -130,3 +130,13 @@ def test_processes_that_hammer_one_run_never_hold_it_together(tmp_path: Path) ->
 @pytest.mark.long
 def test_many_processes_that_hammer_one_run_never_hold_it_together(tmp_path: Path) -> None:
     assert all(held > 0 for held in hammered(tmp_path, 4, 1500))
+
+
+def test_a_restarted_job_resumes_the_run_that_it_began_and_no_other(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, job="torchrun 1") as folder:
+        folder.write(RECIPE, b"")
+    with RunFolder.create(tmp_path, overwrite=True, job="torchrun 1", restarted=True) as folder:
+        assert folder.has_recipe, "the run is resumed, not overwritten"
+    for restarted in (False, True):
+        with pytest.raises(ConfigError, match="holds a run already"):
+            RunFolder.create(tmp_path, job="torchrun 2", restarted=restarted)

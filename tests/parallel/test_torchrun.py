@@ -1,6 +1,8 @@
 """torchrun starts the ranks: one run folder and one result, on every rank; errors of rank 0 end all of them."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from itertools import pairwise
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.killing import ranks_of, wait_for
 from transom.checkpoints.run_folder import RunFolder
 
 TINY = [
@@ -54,3 +57,24 @@ def test_an_error_of_rank_0_ends_all_ranks(tmp_path: Path) -> None:
     ended = torchrun(2, "-m", "transom", *TINY, "--out", str(tmp_path / "run"), "--set", "parallel.shard=3")
     assert ended.returncode != 0
     assert "torchrun: expected a multiple of 3 processes, since [parallel] has shard 3, found 2; change either" in ended.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_rank_is_named(stopped: int, tmp_path: Path) -> None:
+    fields = [field for flag, field in pairwise(TINY) if flag == "--set"]
+    (program := tmp_path / "program.py").write_text(
+        "import transom\nfrom transom.parallel import heartbeat\nheartbeat.TIMEOUT = 4.0\n"
+        f"transom.train('copy', {str(tmp_path / 'run')!r}, set={fields!r}, steps=100_000)\n"
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
+    process = subprocess.Popen(launcher, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    said = wait_for(process, b"step 1/")
+    victim = ranks_of(process)[stopped]
+    os.kill(victim, signal.SIGSTOP)
+    line = wait_for(process, b"expected heartbeats").splitlines()[-1].decode()
+    os.kill(victim, signal.SIGKILL)  # torchrun would wait for half a minute
+    said += process.communicate(timeout=120)[1]
+    assert f"error: expected heartbeats from all processes of the run, found none from rank {stopped} for " in line, said.decode()
+    assert line.endswith("it was stopped or gets no CPU time; the last checkpoint is kept: continue with --resume")
+    assert process.returncode != 0

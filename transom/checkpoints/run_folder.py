@@ -89,13 +89,15 @@ class RunFolder:
         return os.path.lexists(self.path / RECIPE)
 
     @classmethod
-    def create(cls, path: Path, resume: bool = False, overwrite: bool = False) -> Self:
+    def create(cls, path: Path, resume: bool = False, overwrite: bool = False, job: str = "", restarted: bool = False) -> Self:
         """Create a run folder, or open an existing one for writing.
 
         Args:
             path: a new or empty folder, or the folder of an existing run; missing parents are created.
             resume: continue the existing run.
             overwrite: remove the files of the existing run, except its access log; other files stay.
+            job: identifies what has started this process and may start it again; empty if nothing has.
+            restarted: whether ``job`` has started it again; it then resumes the run that ``job`` has begun, as with ``resume``.
 
         Raises:
             ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set, another training run is writing to it, it
@@ -105,15 +107,18 @@ class RunFolder:
         if re.search("[\ud800-\udfff]", str(path)):
             raise ConfigError(f"{str(path)!a}: expected a folder name in UTF-8, found other bytes; give another --out")
         require_file_locks()
-        lock_descriptor = None
-        while lock_descriptor is None:  # another process may remove what it made between any two of these lines
+        lock = None
+        while lock is None:  # another process may remove what it made between any two of these lines
             created = not path.exists()
             make_folder(path)
             names = _list_names(path)
             if names and LOCK not in names and not is_run_folder(path):
                 raise ConfigError(f"{path}: expected an empty folder or a run folder, found the file {names[0][:80]!r}; give another --out")
-            lock_descriptor = _acquire_lock(path)
-        run = cls(path, lock_descriptor, created)
+            lock = _acquire_lock(path)
+        descriptor, last_holder = lock
+        if restarted and last_holder.endswith(f", {job}"):
+            resume, overwrite = True, False
+        run = cls(path, descriptor, created)
         try:
             for folder in (path, run.checkpoints.folder):
                 if folder.is_dir():
@@ -129,6 +134,9 @@ class RunFolder:
                 for name in (*FILES, CHECKPOINTS):
                     if name != ACCESS_LOG and os.path.lexists(path / name):
                         remove(path / name)
+            if job:
+                with convert_disk_errors(path / LOCK):
+                    _write_holder(descriptor, job)
         except BaseException:
             run.close()
             raise
@@ -343,8 +351,14 @@ def _is_named(path: Path, descriptor: int) -> bool:
     return os.path.samestat(named, os.fstat(descriptor))
 
 
-def _acquire_lock(path: Path) -> int | None:
-    """Lock a run folder for this process and return the descriptor of the lock file; None if the folder or the file was removed.
+def _write_holder(descriptor: int, job: str = "") -> None:
+    """Write into the lock file which process holds it, and what has started that process, if that is known."""
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}{f', {job}' if job else ''}".encode(), 0)
+
+
+def _acquire_lock(path: Path) -> tuple[int, str] | None:
+    """Lock a run folder for this process; return the descriptor of the lock file and who held it last, or None if either was removed.
 
     A lock applies to an open file, not to its name. Once the lock is held, the name is therefore looked up again: if it is gone or names
     another file, other processes could lock a new file at the same time.
@@ -359,8 +373,8 @@ def _acquire_lock(path: Path) -> int | None:
             if not _is_named(path / LOCK, descriptor):
                 os.close(descriptor)
                 return None
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode())
+            last_holder = os.pread(descriptor, 1000, 0).decode(errors="replace")
+            _write_holder(descriptor)
         except BlockingIOError as error:
             holder = os.read(descriptor, 100).decode(errors="replace")
             os.close(descriptor)
@@ -370,4 +384,4 @@ def _acquire_lock(path: Path) -> int | None:
         except OSError:
             os.close(descriptor)
             raise
-        return descriptor
+        return descriptor, last_holder

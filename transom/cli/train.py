@@ -209,8 +209,9 @@ def _confirm_overwrite(folder: Path) -> bool:
     """
     with defer_signals():
         from transom.checkpoints.run_files import contains_run
+        from transom.parallel.torchrun import restart_count
 
-    if not (sys.stdin.isatty() and sys.stderr.isatty() and contains_run(folder)):
+    if restart_count() or not (sys.stdin.isatty() and sys.stderr.isatty() and contains_run(folder)):
         return False
     return typer.confirm(f"{folder} already holds a run. Delete it and start over? (--resume continues the run instead)", err=True)
 

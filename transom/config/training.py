@@ -197,6 +197,13 @@ class TrainingConfig(Schema):
         description="weights of this many of the last checkpoints by steps are kept for transom average, besides the two newest checkpoints"
         " and those of training.average",
     )
+    digest_every: int = Field(
+        100,
+        ge=0,
+        description="steps between comparisons of what several processes hold equally, bit for bit: weights, optimizer state, reduced"
+        " gradients; ten times more rarely, another process also recomputes the gradient of one. A difference ends the run and names the"
+        " faulty process. 0 turns both off",
+    )
     log_every: int = Field(10, ge=1, description="steps between lines of metrics.jsonl")
     tensorboard: bool = Field(False, description="also write TensorBoard events (extra 'log')")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -48,13 +49,19 @@ class World:
 
     def broadcast_text(self, text: str = "") -> str:
         """Return ``text`` of rank 0 on every rank."""
+        return self.broadcast_bytes(text.encode()).decode()
+
+    def broadcast_bytes(self, data: bytes, source: int = 0) -> bytes:
+        """Return ``data`` of the rank ``source`` on every rank."""
         if self.size == 1:
-            return text
-        encoded = torch.tensor(list(text.encode()), dtype=torch.uint8)
-        received = torch.zeros(int(self.broadcast_scalars(len(encoded))[0]), dtype=torch.uint8)
-        received[: len(encoded)] = encoded
-        self._run_collective(lambda: distributed.broadcast(received, group=self.group, group_src=0))
-        return bytes(received.tolist()).decode()
+            return data
+        length = torch.tensor([len(data)])
+        self._run_collective(lambda: distributed.broadcast(length, group=self.group, group_src=source))
+        values = torch.empty(int(length), dtype=torch.uint8)
+        if self.rank == source and data:
+            values = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        self._run_collective(lambda: distributed.broadcast(values, group=self.group, group_src=source))
+        return bytes(values.numpy().data)
 
     @torch.no_grad()
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
@@ -106,11 +113,11 @@ SINGLE_PROCESS = World()
 
 
 @contextmanager
-def join_process_group(init_method: str, rank: int, size: int) -> Iterator[World]:
+def join_process_group(meeting: Any, rank: int, size: int) -> Iterator[World]:
     """Join the process group of a run, waiting until all ranks have joined, and leave it after the block.
 
     Args:
-        init_method: where the ranks meet: ``env://``, or the URI of the file that the group creates.
+        meeting: where the ranks meet: the URI of the file that the group creates, or a PyTorch store of all ranks.
         rank: rank of this process, from 0.
         size: number of processes.
 
@@ -120,7 +127,8 @@ def join_process_group(init_method: str, rank: int, size: int) -> Iterator[World
     backend, hook = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", sys.excepthook
     try:
         try:
-            distributed.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=TIMEOUT)
+            where = {"init_method" if isinstance(meeting, str) else "store": meeting}
+            distributed.init_process_group(backend, **where, rank=rank, world_size=size, timeout=TIMEOUT)
         except RuntimeError as error:
             _reset_group_counter()
             raise ProcessLostError(f"expected {size} processes to join, found that one has exited") from error

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-TIMEOUT = 60.0
-"""Seconds without a heartbeat after which a worker is considered stopped."""
+TIMEOUT = 50.0
+"""Seconds without a heartbeat after which a worker is considered stopped, so that it is named within a minute."""
 
 STARTUP_TIMEOUT = 60.0
 """Minimum timeout until a worker is ready: loading PyTorch's libraries blocks the interpreter, and with it the heartbeat thread."""

@@ -15,7 +15,9 @@ from pathlib import Path
 import transom
 from transom.parallel import heartbeat
 from transom.parallel.collectives import KEPT, SINGLE_PROCESS, ProcessLostError, World, join_process_group
+from transom.parallel.store_heartbeat import stopped_message, store_heartbeat
 from transom.parallel.torchrun import torchrun_rank
+from transom.parallel.torchrun_store import meet
 from transom.planning.process_state import environment_defaults
 
 WORKER_BOOTSTRAP = (
@@ -86,7 +88,7 @@ def launch_processes(module: str, arguments: Sequence[str], size: int, threads: 
                 process.wait()
             last_lines = " ".join(line for log in logs for line in _last_line(log))
             lost = error if isinstance(error, ProcessLostError) else f"expected {size} running processes, found that one has exited; {KEPT}"
-            reason = _stopped_message(*monitor.timed_out_rank) if monitor.timed_out_rank else lost
+            reason = stopped_message(*monitor.timed_out_rank) if monitor.timed_out_rank else lost
             advice = "a run without [parallel] needs no other process"
             raise ProcessLostError(f"{reason}; {advice}" + (f" ({last_lines})" if last_lines else "")) from error
 
@@ -98,7 +100,8 @@ def join_torchrun() -> Iterator[World]:
     assert place is not None, "torchrun has started this process"
     if place.rank > 0:  # while it waits for rank 0, which may have ended with an error, no handler in Python would run
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with join_process_group("env://", place.rank, place.size) as world:
+    store, name = meet(place)
+    with store_heartbeat(place, name), join_process_group(store, place.rank, place.size) as world:
         if place.rank > 0:
             ignore_signals()
         yield world
@@ -126,13 +129,6 @@ def _break_rendezvous(rendezvous: Path) -> None:
     if rendezvous.parent.is_dir():
         shutil.rmtree(rendezvous.parent)
         rendezvous.parent.touch()  # opening a path below a file is an error; a missing file would be polled
-
-
-def _stopped_message(rank: int, seconds: float) -> str:
-    return (
-        f"expected heartbeats from all processes of the run, found none from rank {rank} for {seconds:.0f} s: it was stopped or gets no"
-        f" CPU time; {KEPT}"
-    )
 
 
 def _exit_with_parent() -> None:

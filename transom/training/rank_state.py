@@ -150,7 +150,12 @@ class RankState:
             step: number of optimizer steps.
             state: the state of rank 0, as JSON values.
             after: called on rank 0 once the checkpoint is durable, in the thread that has written it.
+
+        Raises:
+            ReplicaError: ranks hold different bits of what should be equal; the checkpoints before are kept.
         """
+        if self.train_step.fault_checks is not None:
+            self.train_step.fault_checks.compare(step)
         generators = gather_rng_states(self.ranks.world)
         groups = {"model": trainable_tensors(self.model), "optimizer": optimizer_tensors(self.model, self.optimizer)}
         if self.averager.ema:

@@ -209,6 +209,7 @@ _NOT_IN_RUN_ID = {
         "max_minutes",
         "patience",
         "log_every",
+        "digest_every",
         "tensorboard",
         "checkpoint_minutes",
         "fit_to_data",

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from transom.parallel.pipeline import Pipeline, split_micro_batches
 from transom.parallel.sequence import split_loss_mask
 from transom.planning.flops import FROZEN_WEIGHTS_FACTOR
 from transom.planning.freed_memory import FreedMemoryPolicy
+from transom.training.fault_checks import FaultChecks, Recomputation
 from transom.training.objectives.auxiliary import auxiliary_objectives
 from transom.training.objectives.objective import Objective, RatioMetric, forward_pass
 from transom.training.out_of_memory import is_out_of_memory, out_of_memory_error, release_memory, unsplittable
@@ -67,11 +69,12 @@ class StepResult:
 
 
 class _Gradients(NamedTuple):
-    """Loss and negative log-likelihood of a batch, summed over all processes, and the micro-batches of this one."""
+    """Loss and negative log-likelihood of a batch, summed over all processes, the micro-batches of this one, and their loss."""
 
     loss: float
     nll: float
     micro_batches: list[Batch]
+    own_loss: float
 
 
 class TrainStep:
@@ -139,6 +142,7 @@ class TrainStep:
         self.freed_memory = freed_memory
         self.filler = filler
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
+        self.fault_checks = FaultChecks(model, optimizer, ranks, training.digest_every) if ranks.world.size > 1 else None
 
     def step(self, micro_batches: Sequence[Batch], learning_rate: float, flops: float = 0.0) -> StepResult:
         """Update the weights once from the micro-batches of one batch.
@@ -166,12 +170,16 @@ class TrainStep:
         flops *= self.objective.n_copies * self.backward_flops_fraction
         n_target_tokens, flops = self.ranks.batch.all_reduce_scalars(sum(batch.n_target_tokens for batch in micro_batches), flops)
         generators = GeneratorStates(self.device)
+        recomputation = self._begin_recomputation(micro_batches, n_target_tokens)
         while (gradients := self._sum_gradients(micro_batches, n_target_tokens)) is None:
             self.optimizer.zero_grad(set_to_none=True)
             release_memory(self.device)
             generators.restore()
-        loss, nll, prepared = gradients
-        grad_norm = self._reduce_and_clip_gradients()
+            recomputation = None  # micro-batches may have changed
+        loss, nll, prepared, own_loss = gradients
+        if recomputation is not None:
+            recomputation.compare(own_loss)
+        grad_norm = self._reduce_and_clip_gradients(partial(self._repeat, micro_batches, n_target_tokens, generators))
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
         self._update(finite, learning_rate)
         measured = {name: value for each in self.auxiliary for name, value in each.after_update(finite).items()}
@@ -186,13 +194,18 @@ class TrainStep:
             max((len(batch.sample_ids) // self.objective.n_copies for batch in prepared), default=0),
         )
 
-    def _reduce_and_clip_gradients(self) -> float:
-        """Sum the gradients over the ranks, and clip their norm; return the norm before clipping."""
+    def _reduce_and_clip_gradients(self, repeat: Callable[[], None]) -> float:
+        """Sum the gradients over the ranks, and clip their norm; return the norm before clipping.
+
+        ``repeat`` computes the sums again, to find out which of two ranks has a wrong one.
+        """
         max_norm = self.training.max_grad_norm or float("inf")
         if self.gradients is None:
             self.scaler.unscale_(self.optimizer)
             return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm).item()
         self.gradients.all_reduce()
+        if self.fault_checks is not None and self.fault_checks.is_due(self.n_steps):
+            self.fault_checks.compare(self.n_steps + 1, repeat)
         self.scaler.unscale_(self.optimizer)
         return self.gradients.clip_norm(max_norm)
 
@@ -233,10 +246,10 @@ class TrainStep:
         largest = max((len(part.sample_ids) for part in parts), default=0)
         problem = unsplittable(self.model, parts, largest) if failed else ""
         freed, copies = self.freed_memory, self.objective.n_copies
-        kept = freed is not None and freed.kept
+        kept, own_loss = freed is not None and freed.kept, loss
         loss, nll, n_failed, n_stuck, n_keeping = self.ranks.world.all_reduce_scalars(loss, nll, failed, bool(problem), kept)
         if not n_failed:
-            return _Gradients(loss / copies, nll / copies, prepared)
+            return _Gradients(loss / copies, nll / copies, prepared, own_loss)
         if n_keeping and freed is not None:
             freed.give_back()
         elif n_stuck:
@@ -244,6 +257,28 @@ class TrainStep:
         else:
             self.n_splits *= 2
         return None
+
+    def _repeat(self, micro_batches: Sequence[Batch], n_target_tokens: float, generators: GeneratorStates) -> None:
+        """Compute the summed gradients of the step again."""
+        self.optimizer.zero_grad(set_to_none=True)
+        generators.restore()
+        gradients = self._sum_gradients(micro_batches, n_target_tokens)
+        assert gradients is not None and self.gradients is not None, "the memory was enough before"
+        self.gradients.all_reduce()
+
+    def _begin_recomputation(self, micro_batches: Sequence[Batch], n_target_tokens: float) -> Recomputation | None:
+        """Compute the gradients of another rank's part of the batch, if this step is one of those in which that is due."""
+        deterministic = self.device.type == "cpu" or (torch.are_deterministic_algorithms_enabled() and self.training.dropout_rng == "keyed")
+        checks = self.fault_checks
+        if checks is None or not deterministic or self.auxiliary or not checks.is_recomputation_due(self.n_steps):
+            return None
+
+        def gradients(others: Sequence[Batch]) -> float:
+            parts = [part for batch in others for part in split_rows(batch, self.n_splits)]
+            prepared = [self.objective.prepare(batch.to(self.device)) for batch in parts]
+            return self._forward_backward(prepared, [], self.objective.n_copies * n_target_tokens)[0]
+
+        return Recomputation(checks, self.n_steps, micro_batches, gradients)
 
     def _missing_passes(self, n_passes: int) -> list[Batch]:
         """Return a batch for each pass that other ranks make beyond the ``n_passes`` of this rank, which have to take part in it."""
