@@ -46,6 +46,8 @@ def split_groups_by_mesh(optimizer: torch.optim.Optimizer) -> None:
         first, *others = by_mesh.values() or [[]]
         group["params"] = first
         optimizer.param_groups += [{**group, "params": parameters} for parameters in others]
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
+        group["fused"] = group["fused"] and not any(hasattr(p, "device_mesh") for p in group["params"])  # PyTorch has none for shards
 
 
 def state_specs(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, TensorSpec]:
