@@ -116,16 +116,10 @@ def train(
     """
     with defer_signals():
         from transom.config.model_size import resize_model
-        from transom.parallel.torchrun import torchrun_rank
-        from transom.tasks.train import default_folder, follow_training
+        from transom.tasks.train import default_folder
 
-    if (place := torchrun_rank()) is not None:
-        if seeds is not None:
-            raise ConfigError(
-                "--seeds: expected one run per torchrun, found several; start torchrun once per seed with --set training.seed=N"
-            )
-        if place.rank > 0:
-            return follow_training().exit_code
+    if (code := _follow_other_rank(seeds)) is not None:
+        return code
     if recipe is None and size is not None:
         raise ConfigError(f"expected --size with NAME_OR_FILE, found --size {size} without; a resumed run keeps its size: leave --size out")
     recipe = recipe or _own_recipe(out if resume else None)
@@ -139,6 +133,23 @@ def train(
         print_result(result.to_json(), as_json, _result_lines(result))
         return result.exit_code
     return _train_seeds(train_one, all_overrides, folder, seeds, as_json)
+
+
+def _follow_other_rank(seeds: int | None) -> int | None:
+    """Take part in the run of rank 0 if torchrun has started this process as another rank, and return the exit code; otherwise None.
+
+    Raises:
+        ConfigError: torchrun has started the processes, and several runs are wanted.
+    """
+    with defer_signals():
+        from transom.parallel.torchrun import torchrun_rank
+        from transom.tasks.train import follow_training
+
+    if (place := torchrun_rank()) is None:
+        return None
+    if seeds is not None:
+        raise ConfigError("--seeds: expected one run per torchrun, found several; start torchrun once per seed with --set training.seed=N")
+    return follow_training().exit_code if place.rank > 0 else None
 
 
 def _train_seeds(
