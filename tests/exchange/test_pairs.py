@@ -94,7 +94,7 @@ def test_an_import_is_fine_tuned_on_pairs(tmp_path: Path) -> None:
     data: dict[str, Any] = {"labeled_data": tmp_path / "pairs.tsv", "second_field": 1, "header": False}
     fields = {"training.max_steps": 2, "training.validate_every": 2, "training.batch_tokens": 256}
     transom.train("text-classes", tmp_path / "tuned", fields, init_from=tmp_path / "run", progress=False, **data)
-    classifier = transom.load(tmp_path / "tuned", kind=Classifier)
+    classifier = transom.load(tmp_path / "tuned", "fp32", kind=Classifier)
     types = classifier.model.embedding.token_types
-    before = transom.load(tmp_path / "run").model.embedding.token_types
+    before = transom.load(tmp_path / "run", "fp32").model.embedding.token_types
     assert types is not None and (types.weight - before.weight).abs().amax(1).gt(0).tolist() == [True, True]

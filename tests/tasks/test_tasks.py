@@ -33,7 +33,7 @@ def test_two_processes_make_the_steps_of_one(name: str, request: pytest.FixtureR
     raw["model"] |= {name: 0.0 for name in raw["model"] if name.endswith("dropout")}
     seen: dict[int, list[StepFinished]] = {1: [], 2: []}
     for n, steps in seen.items():
-        raw["training"]["processes"] = n
+        raw["parallel"] = {"data": n}
         sit(
             type(recipe).model_validate(raw),
             tmp_path / str(n),

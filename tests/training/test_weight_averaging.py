@@ -189,7 +189,7 @@ def test_a_short_run_with_an_average_is_no_worse_than_one_without(short: Recipe,
 def test_an_average_that_is_better_is_kept(masked: MaskedRecipe, tmp_path: Path) -> None:
     """Steps that are too long make the raw weights jump; what is kept is measured again from the folder."""
     fields: dict[str, Any] = {"average": {"kind": "ema", "decay": 0.8}, "grad_accum_steps": 1, "precision": "fp32", "validate_samples": 0}
-    restless = changed(masked, max_steps=20, validate_every=5, learning_rate=0.05, **fields)
+    restless = changed(masked, max_steps=24, validate_every=2, learning_rate=0.05, **fields)
     kept = sit(restless, tmp_path / "run")
     records = [r for r in RunFolder.open(tmp_path / "run").metrics.read() if r["kind"] == "validation"]
     assert kept.weights == "averaged" and {r["weights"] for r in records} == {"raw", "averaged"}, "each is the better one at times"
