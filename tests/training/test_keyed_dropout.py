@@ -19,7 +19,16 @@ from transom.config.adapter import LoraConfig
 from transom.config.model import AnyModel
 from transom.config.recipe import load_recipe
 from transom.config.training import SgdConfig, TrainingConfig
-from transom.data.batch import Batch, ImageBatch, LabeledTextBatch, LanguageBatch, MaskedBatch, PaddedSequences, translation_batch
+from transom.data.batch import (
+    Batch,
+    ContrastiveBatch,
+    ImageBatch,
+    LabeledTextBatch,
+    LanguageBatch,
+    MaskedBatch,
+    PaddedSequences,
+    translation_batch,
+)
 from transom.errors import ConfigError
 from transom.layers.dropout import Dropout, KeyedMasks, keyed_dropout
 from transom.models.apply_lora import apply_lora
@@ -156,9 +165,7 @@ def test_both_copies_of_r_drop_have_masks_of_their_own() -> None:
 def test_a_repeated_pass_has_the_same_masks_and_both_texts_of_a_pair_have_others() -> None:
     model = built(ENCODER | {"kind": "text-embedder"})
     texts = PaddedSequences.pad(drawn(1, 9))
-    pairs = type(
-        "Pairs", (), {"source": texts, "target": texts, "sample_ids": tuple(range(N)), "loss_mask": torch.ones(N, dtype=torch.bool)}
-    )()
+    pairs = ContrastiveBatch(texts, texts, tuple(range(N)))
     updated_sites = TrainStep(model, build_optimizer(model, SGD), TRAINING, torch.float32, CrossEntropy(0.0))
     with keyed_dropout(1, 1):
         first, again = (forward_pass(model, pairs) for _ in range(2))
