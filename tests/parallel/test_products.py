@@ -92,7 +92,7 @@ def test_every_axis_is_drawn_alone_and_in_products() -> None:
         assert any([*layout] == [axis] for layout in layouts) and any(axis in layout and len(layout) > 1 for layout in layouts)
 
 
-@pytest.mark.parametrize("case", tiers(CASES, long=CASES[:10]), ids=name_of)
+@pytest.mark.parametrize("case", tiers(CASES, long=CASES[:7]), ids=name_of)
 def test_a_step_of_a_generated_layout_is_that_of_one_process(case: tuple[str, dict[str, int]]) -> None:
     name, sizes = case
     layout = ParallelConfig(**sizes)
