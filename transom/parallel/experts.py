@@ -77,14 +77,6 @@ def gather_experts(model: nn.Module, tensors: Mapping[str, Tensor], mesh: Device
     return whole
 
 
-def select_experts(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return those of the whole model's tensors that this rank holds: all but those of other ranks' experts; without communication."""
-    mixtures = _mixtures(model)
-    parsed = {name: _ExpertName.parse(name, mixtures) for name in tensors}
-    held = {(path, i) for path, mixture in mixtures.items() for i, expert in enumerate(mixture.experts) if expert is not None}
-    return {name: x for name, x in tensors.items() if not parsed[name].path or (parsed[name].path, parsed[name].expert) in held}
-
-
 class _ExpertName(NamedTuple):
     """Name of a tensor: the path of its mixture, the index of its expert, and the rest; the path is empty outside of experts."""
 

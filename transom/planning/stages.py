@@ -15,9 +15,6 @@ COLUMN_PARALLEL = re.compile(r"\.(attn|cross)\.([qkv]\.(weight|bias)|sinks)$|\.f
 ROW_PARALLEL = re.compile(r"\.(attn|cross)\.o\.weight$|\.ff\.(experts\.|shared\.)?down\.weight$")
 """Names of the parameters that tensor parallelism splits by output or input dimension (Shoeybi et al. 2019, section 3)."""
 
-BATCH_AXES = ("data", "shard", "expert")
-"""Axes that split the batch; ``context`` and ``tensor`` split the tokens of its rows."""
-
 
 @dataclass(frozen=True)
 class Stage:
