@@ -1,7 +1,7 @@
 """Parameters, collectives, memory and times of a layout agree with formulas written out by hand."""
 
 import math
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from itertools import pairwise
 from typing import Any
 
@@ -33,6 +33,7 @@ TRANSLATOR = parse_model_config(
 )
 MICRO = MicroBatches(n=4, rows=2, source=0, target=LENGTH)
 TOKENS = 2 * LENGTH
+KV_GRADIENTS = "gradients of keys and values of {}"
 HALF = NumberBytes(activation=2, weight=4, gradient=4)
 MATRICES = 2 * D * D + 2 * D * D * KV // HEADS + 3 * D * D_FF + D
 """Parameters of a block: query, output, key, value, three matrices of SwiGLU and the bias of the output map."""
@@ -113,10 +114,16 @@ def test_tensor_parallelism_sends_the_hidden_states_of_each_half_block() -> None
     assert halves["all-gather", "tensor", "hidden states of the encoder"].n_bytes == 2 * 2 * 10 * D
 
 
-def test_the_ring_passes_keys_and_values_thrice() -> None:
-    """Liu et al. 2023: forward, and backward with their gradients; with grouped heads, half as wide as the model each."""
-    c = found(DECODER, parse_layout("context=4"))["send", "context", "keys and values of the decoder"]
-    assert (c.count, c.n_bytes) == (3 * 3 * LAYERS, 2 * (TOKENS / 4) * 2 * D * KV / HEADS)
+def test_the_ring_passes_keys_values_and_their_gradients() -> None:
+    """Liu et al. 2023: forward, and backward with float32 gradients, which go home; with grouped heads, half as wide as the model each."""
+    each, numbers = found(DECODER, parse_layout("context=4")), (TOKENS / 4) * 2 * D * KV / HEADS
+    sent, gradients = each["send", "context", "keys and values of the decoder"], each["send", "context", KV_GRADIENTS.format("the decoder")]
+    assert (sent.count, sent.n_bytes) == (2 * 3 * LAYERS, 2 * numbers) and (gradients.count, gradients.n_bytes) == (4 * LAYERS, 4 * numbers)
+    exchanged = each["all-to-all", "context", "tokens in the order of the ring"]
+    assert exchanged.count * exchanged.n_bytes == pytest.approx(2 * LAYERS * 2 * (TOKENS / 4) * (2 * D + 2 * D * KV / HEADS))
+    translator = found(TRANSLATOR, parse_layout("context=2"), micro=MICRO._replace(source=10))
+    cross = translator["send", "context", KV_GRADIENTS.format("cross-attention")]
+    assert (cross.count, cross.n_bytes) == (2 * 3, 4 * (2 * 10 / 2) * 2 * D * KV / HEADS)
 
 
 def test_tokens_go_to_their_experts_and_back() -> None:
@@ -198,6 +205,12 @@ def test_times_of_collectives_by_hand() -> None:
     assert collective_seconds("all-reduce", 8e9, RankGroup(1, 1), CLUSTER) == 0 and sent_bytes("all-reduce", 6, 3) == 8
 
 
+def test_collectives_that_reach_a_part_of_the_bandwidth() -> None:
+    slower, group = replace(CLUSTER, efficiency={"all-gather": 0.5}), RankGroup(4, 4)
+    assert collective_seconds("all-gather", 8e9, group, slower) == pytest.approx(3e-6 + 2 * 8e9 * 3 / 4 / 100e9)
+    assert collective_seconds("send", 8e9, group, slower) == collective_seconds("send", 8e9, group, CLUSTER)
+
+
 def test_times_of_a_stage_by_hand() -> None:
     layout = parse_layout("shard=2,tensor=2")
     collectives = [
@@ -209,6 +222,8 @@ def test_times_of_a_stage_by_hand() -> None:
     found = predict_stage_seconds(1e9, collectives, layout, CLUSTER)
     assert astuple(found) == pytest.approx((3e9 / 0.5e12, 3 * one, 2 * one, 2 * one))
     assert found.micro_batch == max(found.compute, found.overlapped) + found.waiting
+    blocking = predict_stage_seconds(1e9, collectives, layout, replace(CLUSTER, overlaps=False))
+    assert astuple(blocking) == pytest.approx((found.compute, found.waiting + found.overlapped, 0, found.per_step))
     assert predict_stage_seconds(1e9, [], layout, CLUSTER, recompute=True).compute == pytest.approx(4e9 / 0.5e12)
 
 

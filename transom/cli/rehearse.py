@@ -180,7 +180,7 @@ def _this_machine(layout: "ParallelConfig", training: "TrainingConfig", precisio
     """Return the processors of this machine, whose rate and memory its processes share."""
     import torch
 
-    from transom.planning.cluster import GLOO, Cluster
+    from transom.planning.cluster import GLOO, GLOO_EFFICIENCY, Cluster
     from transom.planning.hardware import measure_peak
     from transom.planning.memory import device_memory
     from transom.planning.precision import choose_precision, choose_threads, num_threads_set_to
@@ -193,4 +193,5 @@ def _this_machine(layout: "ParallelConfig", training: "TrainingConfig", precisio
         with num_threads_set_to(choose_threads().count):
             rate = measure_peak().flops[dtype] / n
     source = "rate measured on this machine and shared by its processes; gloo over the loopback interface, measured 2026-11-28"
-    return Cluster("CPU process", rate, device_memory(cpu) // n, n, GLOO, GLOO, DEFAULT_UTILIZATION, source)
+    memory = device_memory(cpu) // n
+    return Cluster("CPU process", rate, memory, n, GLOO, GLOO, DEFAULT_UTILIZATION, source, GLOO_EFFICIENCY, overlaps=False)

@@ -146,15 +146,25 @@ def _context_parallel(
 ) -> Iterator[Collective]:
     """Yield those of ring attention (Liu et al. 2023, section 3): keys and values pass all ranks, and in the backward pass again.
 
-    The gradients of keys and values then travel with them, so a block sends 3 (context - 1) times the keys and values of one rank.
+    Their gradients then travel with them in float32, and once more to the rank that they belong to. Under a causal mask queries, keys,
+    values and outputs, or their gradients, are exchanged so that all ranks compute equally much (Dubey et al. 2024, section 3.3.2).
     """
     if layout.context == 1 or not isinstance(config, TransformerConfig):
         return
+    n, per_rank = layout.context, 1 / (layout.context * layout.tensor)
     for stack, n_blocks in stage.blocks.items():
         c = config.of_stack(stack)
-        width = c.n_kv_heads * (c.d_head + c.d_value) / layout.tensor
-        n_bytes = size.activation * micro.tokens(stack) * width / layout.context
-        yield Collective("send", "context", f"keys and values of the {stack}", 3 * (layout.context - 1) * n_blocks, n_bytes)
+        keys = {f"the {stack}": micro.tokens(stack)}
+        if stack == "decoder" and isinstance(config, EncoderDecoderConfig):
+            keys["cross-attention"] = micro.tokens("encoder")
+        for of, tokens in keys.items():
+            numbers = tokens * c.n_kv_heads * (c.d_head + c.d_value) * per_rank
+            yield Collective("send", "context", f"keys and values of {of}", 2 * (n - 1) * n_blocks, size.activation * numbers)
+            yield Collective("send", "context", f"gradients of keys and values of {of}", n * n_blocks, FLOAT32 * numbers)
+        if stack == "decoder":
+            width = (c.n_heads + c.n_kv_heads) * (c.d_head + c.d_value) / 4
+            n_bytes = size.activation * micro.tokens(stack) * width * per_rank
+            yield Collective("all-to-all", "context", "tokens in the order of the ring", 8 * n_blocks, n_bytes)
         n_bytes = size.activation * micro.tokens(stack) * c.d_model * (stack in stage.finished)
         yield Collective("all-gather", "context", f"output of the {stack}", 1, n_bytes)
         yield Collective("reduce-scatter", "context", f"output of the {stack}", 1, n_bytes)

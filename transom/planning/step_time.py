@@ -128,7 +128,7 @@ def predict_stage_seconds(
         seconds = each.count * collective_seconds(each.kind, each.n_bytes, group, cluster)
         if each.per_step:
             per_step += seconds
-        elif each.overlapped:
+        elif each.overlapped and cluster.overlaps:
             overlapped += seconds
         else:
             waiting += seconds
