@@ -2,7 +2,8 @@
 
     python -m benchmarks.layouts [--quick] [--rounds N] [--out FILE]
 
-A step is one of ``TrainStep``: forward and backward pass, sum of gradients, clipping and update. Each layout divides the same batch, with
+A step is one of ``TrainStep``: forward and backward pass, sum of gradients, clipping and update. Its overhead in one process is measured
+against a loop of PyTorch's own functions. Each layout divides the same batch, with
 one thread per process. The predictions take the utilization from two processes that each train on half the batch and exchange nothing, so
 that they differ from the measurement by collectives and waiting only.
 """
@@ -16,11 +17,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from benchmarks.measure import describe_environment, time_interleaved, write_result
+from benchmarks.measure import Quartiles, describe_environment, time_interleaved, write_result
 from benchmarks.ours import fresh_model, training_batch
 from benchmarks.shapes import BASE, LEARNING_RATE, SMALL, TINY, TRAINING, Shape
 from benchmarks.translation import print_table, row
@@ -28,6 +31,7 @@ from benchmarks.worker import Worker
 from transom.config.parallel import ParallelConfig
 from transom.config.training import TextTrainingConfig
 from transom.data.batch import take_rows
+from transom.layers.dropout import keyed_dropout, name_dropout_sites
 from transom.parallel.collectives import SINGLE_PROCESS, join_process_group
 from transom.parallel.layouts import apply_layout
 from transom.parallel.mesh import Ranks
@@ -35,7 +39,7 @@ from transom.planning.cluster import GLOO, GLOO_EFFICIENCY, Cluster
 from transom.planning.hardware import measure_peak
 from transom.planning.layout import format_layout
 from transom.planning.precision import choose_precision
-from transom.training.objectives.objective import CrossEntropy
+from transom.training.objectives.objective import CrossEntropy, forward_pass
 from transom.training.optimizer import build_optimizer, split_groups_by_mesh
 from transom.training.rehearse import RehearsalOptions, rehearse
 from transom.training.train_step import TrainStep
@@ -59,9 +63,24 @@ def main(arguments: list[str] | None = None) -> None:
     print(json.dumps(result["facts"], indent=1))
     rate = peak.flops[choose_precision("auto", torch.device("cpu")).dtype]
     shapes = (TINY,) if args.quick else (SMALL, BASE)
+    result["overhead"] = {shape.name: overhead(replace(shape, source=shape.target), 3 * args.rounds) for shape in shapes}
     result["train"] = {shape.name: layout_table(replace(shape, source=shape.target), args.rounds, rate) for shape in shapes}
     result["load_after"] = round(os.getloadavg()[0], 2)
     write_result(args.out, result)
+
+
+def overhead(shape: Shape, rounds: int) -> dict[str, float]:
+    """Time a step of ``TrainStep`` in one process beside a plain PyTorch loop over the same model and loss, in turns.
+
+    Returns:
+        Median and quartiles of the ratio of their seconds in each round.
+    """
+    with Worker("benchmarks.layouts", "plain_steps", shape, threads=2) as plain, ranks_of(shape, ParallelConfig(), threads=2) as step:
+        for _ in range(2):
+            plain.run_once("step"), step()
+        ratios = Quartiles.of([step() / plain.run_once("step")[0] for _ in range(rounds)])
+    print(f"\n{shape.name}: seconds of TrainStep / plain loop {ratios.median:.3f}, quartiles {ratios.low:.3f} and {ratios.high:.3f}")
+    return {"median": round(ratios.median, 4), "low": round(ratios.low, 4), "high": round(ratios.high, 4)}
 
 
 def layout_table(shape: Shape, rounds: int, rate: float) -> list[dict[str, object]]:
@@ -116,6 +135,25 @@ def ranks_of(shape: Shape, layout: ParallelConfig | None, threads: int = 1) -> I
 
         workers = [stack.enter_context(worker) for worker in pool.map(start, range(size))]
         yield lambda: max(seconds for seconds, _ in pool.map(lambda worker: worker.run_once("step"), workers))
+
+
+def plain_steps(shape: Shape) -> dict[str, Callable[[], float]]:
+    """Return a training step as a loop of PyTorch's own functions, which returns the mean loss."""
+    model, batch, objective = fresh_model(shape).train(), training_batch(shape), CrossEntropy(TRAINING.label_smoothing)
+    optimizer, dtype = build_optimizer(model, TRAINING.optimizer), choose_precision("auto", torch.device("cpu")).dtype
+    name_dropout_sites(model)
+    numbers = count()
+
+    def step() -> float:
+        with keyed_dropout(TRAINING.seed, next(numbers), 1), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            loss = objective.loss(forward_pass(model, batch, [])).backward_loss / batch.n_target_tokens
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), TRAINING.max_grad_norm or float("inf"))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    return {"step": step}
 
 
 def training_steps(shape: Shape, layout: ParallelConfig | None, rank: int, store: Path) -> dict[str, Callable[[], float]]:

@@ -1,0 +1,20 @@
+"""The benchmark of layouts runs, and records measured and predicted times."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import layouts
+from transom.config.parallel import ParallelConfig
+
+
+@pytest.mark.long
+def test_a_quick_run_measures_and_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "LAYOUTS", [ParallelConfig(data=2), ParallelConfig(pipeline=2)])
+    layouts.main(["--quick", "--rounds", "1", "--out", str(tmp_path / "r.json")])
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert 0 < result["overhead"]["tiny"]["low"] <= result["overhead"]["tiny"]["high"]
+    one, alone, *divided = result["train"]["tiny"]
+    assert one["ratio_to_one_process"] == 1 and alone["predicted_over_measured"] == ""
+    assert [row["mode"] for row in divided] == ["data=2", "pipeline=2"] and all(row["predicted_over_measured"] > 0 for row in divided)
