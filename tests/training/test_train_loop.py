@@ -14,6 +14,7 @@ from transom.checkpoints.run_files import WEIGHTS
 from transom.checkpoints.run_folder import RunFolder
 from transom.checkpoints.tensors import read_tensors
 from transom.errors import ConfigError, TransomError
+from transom.parallel.shared_checkpoints import SharedCheckpoints
 from transom.tasks.task import build_training_setup
 from transom.tasks.translation.schema import TranslationRecipe
 from transom.training import step_timer, train_loop
@@ -377,6 +378,7 @@ def test_checkpoints_by_time_take_at_most_one_percent(tmp_path: Path, monkeypatc
         return clock[0]
 
     monkeypatch.setattr(train_loop.time, "perf_counter", now)
+    monkeypatch.setattr(SharedCheckpoints, "check", SharedCheckpoints.wait)  # a checkpoint is durable before the next step ends
     saved: list[tuple[int, float]] = []
 
     def tick(event: Event) -> None:

@@ -51,7 +51,6 @@ class StageLoss(NamedTuple):
 
 
 @runtime_checkable
-@runtime_checkable
 class LossFunction(Protocol):
     """Computes the loss of a micro-batch on one stage."""
 

@@ -163,8 +163,6 @@ class RankState:
         if self.ranks.world.rank == 0:
             groups["generators"] = generators
         self.checkpoints.save(step, {name: local_pieces(tensors) for name, tensors in groups.items()}, state, after)
-        if self.ranks.world.size == 1:
-            self.checkpoints.wait()
 
     @property
     def _averages(self) -> bool:

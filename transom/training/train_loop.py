@@ -84,7 +84,7 @@ class _TrainingLoop:
         self.state = TrainState()
         self.notes: tuple[str, ...] = ()
         self.step_timer, self.forecast_steps = StepTimer(), 0
-        self.saved_at, self.save_started, self.save_seconds, self.validation_seconds = time.perf_counter(), 0.0, 0.0, 0.0
+        self.saved_at, self.save_seconds, self.validation_seconds = time.perf_counter(), 0.0, 0.0
         self.previous_snapshots: list[int] = []
         checkpoints = setup.folder.checkpoints
         self.rank = RankState(setup.recipe, setup.model, setup.task, setup.precision.dtype, ranks, checkpoints, self.after_save)
@@ -292,9 +292,13 @@ class _TrainingLoop:
         return minutes is not None and age >= max(60 * minutes, self.save_seconds / MAX_CHECKPOINT_SHARE)
 
     def save(self) -> None:
-        """Save a checkpoint, then delete older ones that are needed for nothing: resuming, averaging, or ``training.keep_checkpoints``."""
+        """Save a checkpoint, then delete older ones that are needed for nothing: resuming, averaging, or ``training.keep_checkpoints``.
+
+        Training continues while it is written. ``save_seconds`` is the time for which it waits: to copy the tensors, and for the end of the
+        checkpoint before.
+        """
         p, t, setup, averager = self.state, self.training, self.setup, self.rank.averager
-        self.saved_at = self.save_started = time.perf_counter()
+        start = time.perf_counter()
         p.window, p.n_averaged = self.window.sums, averager.n_averaged
         snapshots = sorted(averager.snapshots)
         state = {
@@ -314,11 +318,11 @@ class _TrainingLoop:
 
         self.command(Command.SAVE, p.step)
         self.rank.save(p.step, state, prune)
+        self.saved_at = time.perf_counter()
+        self.save_seconds = self.saved_at - start
 
     def after_save(self, step: int) -> None:
-        """Note that the checkpoint of ``step`` is durable, and send ``CheckpointSaved``."""
-        self.saved_at = time.perf_counter()
-        self.save_seconds = self.saved_at - self.save_started
+        """Send ``CheckpointSaved``, once the checkpoint of ``step`` is durable."""
         self.notify(CheckpointSaved(step, self.setup.folder.path))
 
     def finish(self, reason: StopReason) -> TrainingFinished:
