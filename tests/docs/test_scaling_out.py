@@ -5,6 +5,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -85,7 +86,9 @@ def test_the_batch_script_continues_a_run(reader: Reader, tmp_path: Path, monkey
 
 
 def test_the_batch_script_is_valid_and_the_page_shows_it() -> None:
-    assert subprocess.run(["bash", "-n", SCRIPT], capture_output=True, text=True, check=False).stderr == ""
+    shellcheck = Path(sysconfig.get_path("scripts")) / "shellcheck"
+    found = subprocess.run([shellcheck, SCRIPT, ROOT / ".ci" / "run"], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
     assert [block.text for block in blocks_of(PAGE) if block.language == "bash"] == [SCRIPT.read_text(encoding="utf-8")]
 
 
