@@ -64,4 +64,5 @@ def _run_rank(end: Connection, rank: int, size: int, store: Path, function: Call
         end.send(("", result))
     except BaseException:  # noqa: BLE001 - it is raised again in the process of the test
         end.send((traceback.format_exc(), None))
+        return  # its connections close, and no other rank waits for it
     end.poll(None)  # tensors are shared with the process of the test until it has read them

@@ -107,7 +107,7 @@ def split(model: Network, ranks: Ranks) -> None:
     held = trainable_tensors(model)
     assert [*held] == [name for name in before if name in held] and all(torch.equal(whole(x), before[name]) for name, x in held.items())
     gathered = gather_whole(model, held, ranks)
-    assert ranks.world.rank or ([*gathered] == [*before] and all(torch.equal(gathered[name], x) for name, x in before.items()))
+    assert ranks.world.rank or (gathered.keys() == before.keys() and all(torch.equal(gathered[name], x) for name, x in before.items()))
 
 
 def step(fields: dict[str, Any], part: Any, n_tokens: int, ranks: Ranks = SINGLE_RANK, recomputed: bool = False) -> Step:

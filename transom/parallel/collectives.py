@@ -1,8 +1,9 @@
 """Collective operations over the processes of a run."""
 
+import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -101,11 +102,46 @@ class World:
         row[: len(numbers)] = torch.tensor(numbers, dtype=torch.long)
         return [number for n, each in zip(lengths, self.all_gather(row), strict=True) for number in each[:n].tolist()]
 
+    @torch.no_grad()
+    def gather_tensors(self, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+        """Return on rank 0 the tensors of all ranks by name, none on the others; of tensors with one name those of the first rank.
+
+        Args:
+            tensors: tensors of this rank, of any shapes and dtypes.
+            device: device of the tensors, through which their sizes travel too.
+        """
+        if self.rank > 0:
+            header = json.dumps([[name, list(x.shape), str(x.dtype).removeprefix("torch.")] for name, x in tensors.items()]).encode()
+            sizes = torch.tensor([len(header)], device=device), torch.frombuffer(bytearray(header), dtype=torch.uint8).to(device)
+            for x in (*sizes, *map(_bytes_of, tensors.values())):
+                if x.numel():
+                    self._run_collective(partial(distributed.send, x, group=self.group, group_dst=0))
+            return {}
+        found = dict(tensors)
+        for rank in range(1, self.size):
+            length = self._receive(torch.empty(1, dtype=torch.long, device=device), rank)
+            header = bytes(self._receive(torch.empty(int(length), dtype=torch.uint8, device=device), rank).tolist())
+            for name, shape, dtype in json.loads(header):
+                x = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+                self._receive(_bytes_of(x), rank)
+                found.setdefault(name, x)
+        return found
+
+    def _receive(self, x: Tensor, rank: int) -> Tensor:
+        if x.numel():
+            self._run_collective(partial(distributed.recv, x, group=self.group, group_src=rank))
+        return x
+
     def _run_collective(self, collective: Callable[[], object]) -> None:
         try:
             collective()
         except RuntimeError as error:  # raised by gloo when a connection closes
             raise ProcessLostError(f"expected {self.size} running processes, found that one has exited; {KEPT}") from error
+
+
+def _bytes_of(x: Tensor) -> Tensor:
+    """Return a tensor's bytes; a view of it if it is contiguous."""
+    return x.detach().contiguous().view(-1).view(torch.uint8)
 
 
 SINGLE_PROCESS = World()

@@ -1,10 +1,8 @@
 """Expert parallelism: the experts of each mixture are split over the ranks of the ``expert`` axis, and tokens travel to their experts."""
 
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -55,54 +53,8 @@ def expert_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
-def gather_experts(model: nn.Module, tensors: Mapping[str, Tensor], mesh: DeviceMesh) -> dict[str, Tensor]:
-    """Return ``tensors`` and those of the other ranks' experts, in the order of the whole model; all ranks of the axis must call it.
-
-    Args:
-        model: the model whose experts are split.
-        tensors: tensors of this rank, whole along all other axes, by the name of a parameter, which further parts may follow, as in
-            ``decoder.blocks.0.ff.experts.3.up.weight.exp_avg``.
-        mesh: the mesh by which the experts are split.
-    """
-    n_ranks, mixtures, whole = mesh[AXIS].size(), _mixtures(model), dict[str, Tensor]()
-    parsed = {name: _ExpertName.parse(name, mixtures) for name in tensors}
-    for path, names in groupby(tensors, lambda name: parsed[name].path):
-        if n_ranks == 1 or not path:
-            whole |= {name: tensors[name] for name in names}
-            continue
-        n_local = mixtures[path].config.n_experts // n_ranks
-        gathered = {parsed[name]: _all_gather(tensors[name], mesh) for name in names}
-        for rank in range(n_ranks):
-            whole |= {str(name._replace(expert=rank * n_local + name.expert % n_local)): parts[rank] for name, parts in gathered.items()}
-    return whole
-
-
-class _ExpertName(NamedTuple):
-    """Name of a tensor: the path of its mixture, the index of its expert, and the rest; the path is empty outside of experts."""
-
-    path: str
-    expert: int
-    rest: str
-
-    @classmethod
-    def parse(cls, name: str, mixtures: Collection[str]) -> "_ExpertName":
-        found = re.fullmatch(r"(.*)\.experts\.(\d+)\.(.*)", name)
-        return cls(found[1], int(found[2]), found[3]) if found and found[1] in mixtures else cls("", 0, name)
-
-    def __str__(self) -> str:
-        return f"{self.path}.experts.{self.expert}.{self.rest}"
-
-
 def _mixtures(model: nn.Module) -> dict[str, MixtureOfExperts]:
     return {path: module for path, module in model.named_modules() if isinstance(module, MixtureOfExperts)}
-
-
-def _all_gather(x: Tensor, mesh: DeviceMesh) -> list[Tensor]:
-    """Return ``x`` of each rank of the axis, on the device of ``x``."""
-    mine = x.detach().to(mesh.device_type).contiguous()
-    parts = [torch.empty_like(mine) for _ in range(mesh[AXIS].size())]
-    distributed.all_gather(parts, mine, mesh.get_group(AXIS))
-    return [part.to(x.device) for part in parts]
 
 
 def _exchange_tokens(

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from transom.models.base import Network
 from transom.parallel.context import apply_context_parallel
-from transom.parallel.experts import apply_expert_parallel, expert_parameters, gather_experts
+from transom.parallel.experts import apply_expert_parallel, expert_parameters
 from transom.parallel.mesh import Ranks
-from transom.parallel.pipeline import Pipeline, gather_tensors
+from transom.parallel.pipeline import Pipeline
 from transom.parallel.sharding import apply_fsdp, dtensor_axes, whole
 from transom.parallel.tensor import apply_tensor_parallel
 from transom.planning.pipeline_stages import stage_blocks
@@ -61,13 +61,11 @@ def gather_whole(model: Network, tensors: Mapping[str, Tensor], ranks: Ranks) ->
         tensors: tensors of this rank by the name of a parameter or buffer, which further parts may follow, as ``exp_avg``.
         ranks: the ranks of the run.
     """
-    gathered = {}
+    position, own = ranks.layout.coordinates(ranks.world.rank), {}
+    is_first = all(index == 0 for axis, index in position.items() if axis not in ("pipeline", "expert"))
+    experts = tuple(expert_parameters(model)) if position["expert"] else ()
     for name, x in tensors.items():
-        tensor = whole(x)
-        if ranks.world.rank == 0 or ranks.layout.expert * ranks.layout.pipeline > 1:
-            gathered[name] = tensor
-    if ranks.layout.expert > 1:
-        gathered = gather_experts(model, gathered, ranks.mesh)
-    if ranks.layout.pipeline > 1:
-        gathered = gather_tensors(gathered, ranks.mesh.get_group("pipeline")) or {}
-    return gathered if ranks.world.rank == 0 else {}
+        tensor = whole(x)  # which all ranks that have a part of it compute
+        if is_first and (position["expert"] == 0 or name.startswith(experts)):
+            own[name] = tensor
+    return ranks.along(("pipeline", "expert")).gather_tensors(own, ranks.device) if is_first else {}

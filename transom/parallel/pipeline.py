@@ -5,20 +5,19 @@ as there are stages (Narayanan et al. 2019, section 3.2; Narayanan et al. 2021, 
 micro-batches of equal time, a stage waits for the fraction (p - 1) / (m + p - 1) of a step (Huang et al. 2019, section 2.3).
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 
 from transom.data.batch import Batch, split_rows
 from transom.models.base import Network
-from transom.parallel.collectives import ProcessLostError
+from transom.parallel.collectives import KEPT, ProcessLostError
 from transom.parallel.pipeline_split import keep_stage, list_stage_parameters
 from transom.parallel.pipeline_stage import Activations, LossFunction, PipelineModule
 
@@ -174,46 +173,6 @@ def _sum_gradient(parameter: nn.Parameter, owners: Sequence[int], group: Process
     total.copy_(reduce(torch.add, gradients.values()))
 
 
-def gather_tensors(tensors: Mapping[str, Tensor], group: ProcessGroup) -> dict[str, Tensor] | None:
-    """Collect the tensors of all stages, by name, on the first; return None on the others.
-
-    All ranks of the group call this function. Of tensors with one name, such as tied parameters, the first stage's is kept.
-
-    Args:
-        tensors: this stage's tensors, such as its state dict or the state of its optimizer; whole tensors, no shards.
-        group: ranks of the pipeline.
-    """
-    device = next(iter(tensors.values())).device
-    header = json.dumps([[name, list(x.shape), str(x.dtype).removeprefix("torch.")] for name, x in tensors.items()]).encode()
-    if group.rank() > 0:
-        length = torch.tensor([len(header)], device=device)
-        for x in (length, torch.frombuffer(bytearray(header), dtype=torch.uint8).to(device), *map(_as_bytes, tensors.values())):
-            if x.numel():
-                distributed.send(x, group=group, group_dst=0)
-        return None
-    found = dict(tensors)
-    for stage in range(1, group.size()):
-        for name, shape, dtype in json.loads(bytes(_receive_header(stage, group, device).tolist())):
-            x = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-            if x.numel():
-                distributed.recv(_as_bytes(x), group=group, group_src=stage)
-            found.setdefault(name, x)
-    return found
-
-
-def _receive_header(stage: int, group: ProcessGroup, device: torch.device) -> Tensor:
-    length = torch.zeros(1, dtype=torch.long, device=device)
-    distributed.recv(length, group=group, group_src=stage)
-    header = torch.empty(int(length), dtype=torch.uint8, device=device)
-    distributed.recv(header, group=group, group_src=stage)
-    return header
-
-
-def _as_bytes(x: Tensor) -> Tensor:
-    """Return a tensor's bytes; a view of it if it is contiguous."""
-    return x.detach().contiguous().view(-1).view(torch.uint8)
-
-
 @contextmanager
 def _name_lost_process(n_stages: int) -> Iterator[None]:
     """Raise ``ProcessLostError`` if a connection closes, and an error of this stage's own computation as it is.
@@ -227,7 +186,4 @@ def _name_lost_process(n_stages: int) -> Iterator[None]:
             raise error.__cause__ from None
         if type(error) is not RuntimeError and not isinstance(error, distributed.DistError):
             raise
-        raise ProcessLostError(
-            f"expected {n_stages} running pipeline stages, found that a process has exited; the last checkpoint is kept: continue with"
-            " --resume"
-        ) from error
+        raise ProcessLostError(f"expected {n_stages} running pipeline stages, found that a process has exited; {KEPT}") from error
