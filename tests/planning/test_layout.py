@@ -62,8 +62,8 @@ def training(**fields: Any) -> TextTrainingConfig:
         (model("decoder", depth="mod"), "tensor=2", r"parallel\.tensor: expected 1 with model\.depth = 'mod', which .*, found 2"),
         (
             model("decoder", attention={"value_residual": "learned"}),
-            "pipeline=2",
-            r"parallel\.pipeline: expected 1 with model\.attention\.value_residual = 'learned', which .*, found 2",
+            "pipeline=2,context=2",
+            r"parallel\.pipeline: expected 1 with model\.attention\.value_residual = 'learned' and tensor or context, which .*, found 2",
         ),
         (
             model("decoder", attention={"approximation": "linear"}),

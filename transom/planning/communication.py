@@ -192,6 +192,9 @@ def _pipeline(config: ModelConfig, layout: ParallelConfig, stage: Stage, micro: 
     has_memory = "decoder" in stage.blocks and isinstance(config, EncoderDecoderConfig)
     tokens = micro.tokens(last_stack) + (micro.tokens("encoder") if has_memory else 0)
     n_bytes = size.activation * tokens * config.d_model / parts
+    if isinstance(config, TransformerConfig) and config.attention.value_residual.kind != "none":
+        c = config.of_stack(last_stack)  # whose later blocks read the values of its first one
+        n_bytes += size.activation * micro.tokens(last_stack) * c.n_kv_heads * c.d_value / parts
     yield Collective("send", "pipeline", "hidden states, gradients", (not stage.is_first) + (not stage.is_last), n_bytes)
 
 

@@ -175,15 +175,12 @@ def _exactness(config: ModelConfig, layout: ParallelConfig) -> Iterator[str]:
             "has sums over all tokens of a row",
             ("context",),
         ),
-        (
-            config.attention.value_residual.kind != "none",
-            f"model.attention.value_residual = {config.attention.value_residual.kind!r}",
-            "needs the values of the first block in every stage",
-            ("pipeline",),
-        ),
     ]
     for applies, what, why, axes in refused:
         yield from _refused(layout, axes, f"{what}, which {why}") if applies else ()
+    if config.attention.value_residual.kind != "none" and layout.tensor * layout.context > 1:
+        what = f"model.attention.value_residual = {config.attention.value_residual.kind!r}"
+        yield from _refused(layout, ("pipeline",), f"{what} and tensor or context, which divide the values that later stages read")
 
 
 def _training(training: TrainingConfig, layout: ParallelConfig) -> Iterator[str]:
@@ -231,7 +228,7 @@ def batch_size(training: TrainingConfig) -> int:
 def _possible_sizes(axis: str, config: ModelConfig, most: int, training: TrainingConfig | None) -> list[int]:
     """Return the sizes of an axis, up to ``most``, that have no problems while all other axes are 1.
 
-    Every problem but the size of the batch is one of a single axis, so other sizes occur in no layout without problems.
+    Further axes add problems and remove none, so other sizes occur in no layout without problems.
     """
     limits = {"data": most, "shard": most, "tensor": 1, "pipeline": 1, "expert": 1, "context": 1}
     if training is not None:

@@ -332,7 +332,7 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def autocast(self) -> torch.autocast:
-        """Return a context in which matrix products use ``dtype``; weights, residual stream and statistics stay in float32."""
+        """Return a context in which matrix products use ``dtype``; weights, their gradients and statistics stay in float32."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def _non_finite_samples(self, micro_batches: Sequence[Batch]) -> tuple[int, ...]:
