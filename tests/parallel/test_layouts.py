@@ -75,3 +75,42 @@ def test_a_stopped_run_of_shards_ends_as_the_run_left_alone(tmp_path: Path) -> N
     assert stopped.reason == "stopped"
     sit(tmp_path / "stopped", **fields)
     same(tmp_path / "alone", tmp_path / "stopped")
+
+
+REPORTED: list[dict[str, int]] = [{"data": 2}, {"shard": 2, "tensor": 2}, {"pipeline": 2, "context": 2}]
+
+
+@pytest.mark.parametrize("layout", tiers(REPORTED, long=[REPORTED[1]]), ids=by_name)
+def test_a_layout_validates_averages_selects_and_stops_early_as_one_process(tmp_path: Path, layout: dict[str, int]) -> None:
+    """R-Drop too: two passes with different masks. The learning rate is so high that early stopping ends the run."""
+    fields: dict[str, Any] = EXACT | {"r_drop": 0.5, "patience": 1, "validate_every": 2, "validate_bleu": 4, "checkpoint_every": 2}
+    fields |= {"average": {"kind": "checkpoints", "n_checkpoints": 2}, "max_steps": 40, "model": MODEL}
+    fields |= {"learning_rate": 0.3, "schedule": {"kind": "wsd", "warmup_steps": 1}}
+    ends = [sit(tmp_path / str(n), **fields, parallel=each) for n, each in enumerate(({}, layout))]
+    assert ends[0].reason == ends[1].reason == "patience" and ends[0].step == ends[1].step < 40
+    alone, together = (traces(tmp_path / name)[1] for name in "01")
+    assert_equal_records(alone, together)
+    assert {"train", "validation"} <= {record["kind"] for record in alone}
+
+
+@pytest.mark.parametrize("layout", tiers([{"expert": 2}, {"data": 2}, {"pipeline": 2}], long=[]), ids=by_name)
+def test_the_balance_of_experts_is_reported_as_by_one_process(tmp_path: Path, layout: dict[str, int]) -> None:
+    mixture = {"kind": "moe", "n_experts": 4, "load_balancing": {"kind": "aux-loss", "aux_loss_coef": 0.5}, "z_loss_coef": 0.1}
+    for n, each in enumerate(({}, layout)):
+        sit(tmp_path / str(n), **EXACT, model=MODEL | {"feed_forward": mixture}, parallel=each)
+    alone, together = (traces(tmp_path / name)[1] for name in "01")
+    assert all(record["max_expert_load"] > 0 for record in alone if record["kind"] == "train")
+    assert_equal_records(alone, together)
+
+
+def assert_equal_records(alone: list[dict[str, Any]], together: list[dict[str, Any]]) -> None:
+    """Assert that two runs have the same records, but for rounding and for what a process measures of itself."""
+    own = ("peak_memory", "needed_memory", "utilization")
+    assert len(alone) == len(together)
+    for one, several in zip(alone, together, strict=True):
+        assert one.keys() - {*own} == several.keys() - {*own}
+        for name in one.keys() - {*own}:
+            if isinstance(one[name], float):
+                assert several[name] == pytest.approx(one[name], rel=2e-3, abs=1e-6), name
+            else:
+                assert several[name] == one[name], name

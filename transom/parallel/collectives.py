@@ -1,6 +1,7 @@
 """Collective operations over the processes of a run."""
 
 import json
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ TIMEOUT = timedelta(days=7)
 """Timeout of a collective: long, because the other ranks wait while rank 0 validates. Exited processes are detected at once,
 stopped processes by their missing heartbeats."""
 
+_REDISTRIBUTE = logging.getLogger("torch.distributed.tensor._redistribute")
 
 KEPT = "the last checkpoint is kept: continue with --resume"
 """End of the message on a lost process."""
@@ -171,6 +173,7 @@ def join_process_group(meeting: Any, rank: int, size: int) -> Iterator[World]:
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)  # nothing writes into it
+                _REDISTRIBUTE.setLevel(logging.ERROR)  # it warns of each tensor that two axes divide, when it is gathered
                 yield World(rank, size)
         finally:
             distributed.destroy_process_group()
