@@ -16,6 +16,7 @@ RATIOS = {
     "GPT 18.4B on 256 A100": 0.96,
     "GPT 39.1B on 512 A100": 1.03,
     "GPT 1008B on 3,072 A100": 1.20,
+    "GPT 175B on 1,024 A100": 1.01,
     "GPT 22B on 8 A100": 0.88,
 }
 """Predicted / published seconds per step. The widest model is predicted too slow and the narrow ones too fast, since one utilization serves
