@@ -337,10 +337,12 @@ def test_a_metrics_line_with_a_wrong_field_is_named_before_the_training(run: Pat
         (lambda states: states.update(cpu=torch.full_like(states["cpu"], 255)), "expected the state of a torch.Generator under 'cpu'"),
         (lambda states: states.update(cpu=states["cpu"].float()), r"expected 'cpu' as a vector of uint8, found float32\["),
         (lambda states: states.update({"cuda.x": states["cpu"]}), "found 'cuda.x'"),
+        (lambda states: states.update({"rank-2.cuda": states["cpu"]}), "found 'rank-2.cuda'"),
     ],
 )
 def test_generators_of_every_process_are_checked(harm: Callable[[dict[str, Any]], object], words: str) -> None:
     states = {**gather_rng_states(World()), "rank-1.cpu": torch.get_rng_state(), "cuda.0": torch.get_rng_state()}
+    states["rank-1.cuda"] = torch.get_rng_state()
     _check_rng_states(Path("g"), states)
     harm(states)
     with pytest.raises(CheckpointError, match=words):

@@ -20,8 +20,8 @@ from transom.parallel.sharding import local
 CHUNK = 2**18
 """Number of 64-bit words that are weighted at a time."""
 
-Named = Mapping[str, tuple[nn.Parameter, Tensor]]
-"""Tensors by a description for messages, each with the parameter in whose layout it is."""
+Named = Mapping[str, tuple[Tensor, Tensor]]
+"""Tensors by a description for messages, each with the parameter or buffer in whose layout it is."""
 
 
 class ReplicaError(TransomError):
@@ -66,10 +66,12 @@ class Replicas:
     """
 
     def __init__(self, model: Network, ranks: Ranks) -> None:
-        """Note which ranks hold the same parameters: those that differ only in axes along which a parameter is not split."""
+        """Note which ranks hold the same tensors: those that differ only in axes along which a parameter or buffer is not split."""
         self.ranks, layout = ranks, ranks.layout
         split = split_axes(model, ranks)
-        self._holders = {p: frozenset(axis for axis in layout.AXES if getattr(layout, axis) > 1) - split[p] for p in model.parameters()}
+        active = frozenset(axis for axis in layout.AXES if getattr(layout, axis) > 1)
+        self._holders: dict[Tensor, frozenset[str]] = {p: active - split[p] for p in model.parameters()}
+        self._holders |= dict.fromkeys(model.buffers(), active - {"pipeline"})
 
     def compare(self, tensors: Named, step: int, recompute: Callable[[], Named] | None = None) -> None:
         """Compare the digests of tensors with those of the other ranks; all ranks must do so at the same time.

@@ -54,8 +54,15 @@ class StageLoss(NamedTuple):
 class LossFunction(Protocol):
     """Computes the loss of a micro-batch on one stage."""
 
-    def __call__(self, batch: Any, factors: LogitFactors | None, activations: Activations) -> StageLoss:
-        """Compute the loss; ``factors`` is None on all stages but the last, ``activations`` has the sites of this stage's modules."""
+    def __call__(self, batch: Any, factors: LogitFactors | None, activations: Activations, counted: bool) -> StageLoss:
+        """Compute the loss.
+
+        Args:
+            batch: the micro-batch.
+            factors: None on all stages but the last.
+            activations: those at the sites of this stage's modules.
+            counted: False for a pass whose loss gets weight 0.
+        """
         ...
 
 
@@ -222,7 +229,7 @@ class PipelineModule(nn.Module):
             if self.is_last:
                 states = [streams[str(i)] for i in range(len(passes))]
                 factors = compute_factors(self.model, batch, states, [ctx for ctx in contexts if ctx is not None])
-            loss = StageLoss() if self._loss is None else self._loss(batch, factors, found)
+            loss = StageLoss() if self._loss is None else self._loss(batch, factors, found, counted)
         own = loss.backward_loss if loss.backward_loss is None or counted else 0.0 * loss.backward_loss
         if self.is_last:
             if counted:

@@ -155,13 +155,19 @@ def _exactness(config: ModelConfig, layout: ParallelConfig) -> Iterator[str]:
             config.norm.kind == "batchnorm",
             "model.norm = 'batchnorm'",
             "computes its statistics over the whole batch",
-            ("data", "shard", "expert", "context", "tensor"),
+            ("data", "shard", "expert", "context", "tensor", "pipeline"),
         ),
         (
             getattr(config.feed_forward, "capacity_factor", None) is not None,
             "model.feed_forward.capacity_factor",
             "drops tokens in the order of the whole batch",
-            ("expert", "context", "tensor"),
+            ("data", "shard", "expert", "context", "tensor", "pipeline"),
+        ),
+        (
+            config.kind == "text-embedder",
+            "model.kind = 'text-embedder'",
+            "has a loss whose negatives are the other texts of the batch",
+            ("data", "shard", "expert"),
         ),
         (
             config.depth.kind != "full",

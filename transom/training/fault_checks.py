@@ -11,6 +11,7 @@ from transom.models.base import Network
 from transom.parallel.digests import Named, ReplicaError, Replicas, describe_difference, faulty_ranks, gradient_digest
 from transom.parallel.mesh import Ranks
 from transom.training.out_of_memory import is_out_of_memory
+from transom.training.train_state import trainable_tensors
 
 RECOMPUTATION_FACTOR = 10
 """Number of comparisons of digests per recomputation of a gradient, which takes about as long as a step."""
@@ -66,7 +67,8 @@ class FaultChecks:
             self._replicas.compare(self._gradients(), step, recompute)
 
     def _state(self) -> Named:
-        state = dict[str, tuple[nn.Parameter, Tensor]]()
+        state = dict[str, tuple[Tensor, Tensor]]()
+        state |= {f"buffer {name}": (x, x) for name, x in trainable_tensors(self.model).items() if not isinstance(x, nn.Parameter)}
         for name, p in self.model.named_parameters():
             state[f"weight {name}"] = p, p
             state |= {f"optimizer state {name}.{entry}": (p, x) for entry, x in self.optimizer.state.get(p, {}).items()}
@@ -107,7 +109,6 @@ class Recomputation:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                self._optimizer.zero_grad(set_to_none=True)
 
     def compare(self, loss: float) -> None:
         """Compare loss and gradient of the rank with those that the next rank has computed, before gradients are summed.
@@ -136,7 +137,8 @@ class Recomputation:
         self._optimizer.zero_grad(set_to_none=True)
         before = torch.get_rng_state()
         torch.set_rng_state(self._generator)
-        result = gradient_digest(self._model, self._gradients(self._micro_batches))
-        torch.set_rng_state(before)
-        self._optimizer.zero_grad(set_to_none=True)
-        return result
+        try:
+            return gradient_digest(self._model, self._gradients(self._micro_batches))
+        finally:
+            torch.set_rng_state(before)
+            self._optimizer.zero_grad(set_to_none=True)

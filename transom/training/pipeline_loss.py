@@ -32,12 +32,15 @@ class PipelineLoss:
     part: tuple[int, int] = (0, 1)
     scale: Callable[[Tensor], Tensor] = lambda loss: loss
 
-    def __call__(self, batch: Batch, factors: LogitFactors | None, activations: Activations) -> StageLoss:
-        """Compute this stage's contribution to the mean loss of the whole batch, and on the last stage the sums to log."""
+    def __call__(self, batch: Batch, factors: LogitFactors | None, activations: Activations, counted: bool = True) -> StageLoss:
+        """Compute this stage's contribution to the mean loss of the whole batch, and on the last stage the sums to log.
+
+        Auxiliary objectives, which sum over the batch, do not see a micro-batch that is not counted.
+        """
         hidden, weight = (torch.empty(0, 0), torch.empty(0, 0)) if factors is None else factors
         loss_mask = split_loss_mask(batch.loss_mask, *self.part, self.objective.n_copies)
         forward = ForwardPass(batch, hidden, weight, activations, loss_mask, self.softcap)
-        own = sum(each.loss(forward) for each in self.auxiliary)
+        own = sum(each.loss(forward) for each in self.auxiliary) if counted else 0.0
         if factors is None:
             return StageLoss(self.scale(own) if isinstance(own, Tensor) else None)
         backward_loss, loss, nll = self.objective.loss(forward)

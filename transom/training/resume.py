@@ -197,12 +197,13 @@ def _read_optimizer(
 
 def _check_rng_states(file: Path, found: Mapping[str, Tensor]) -> None:
     """Raise an error unless there is a valid random generator state for each of the processes that wrote the checkpoint."""
-    n_processes = 1 + sum(name.startswith("rank-") for name in found)
+    n_processes = 1 + sum(name.startswith("rank-") and name.endswith(".cpu") for name in found)
     expected = {"cpu", *(f"rank-{rank}.cpu" for rank in range(1, n_processes))}
     if missing := sorted(expected - found.keys()):
         raise CheckpointError(f"{file}: expected random generator states of {n_processes} processes, found none under {missing[0]!r}")
+    on_gpus = {f"rank-{rank}.cuda" for rank in range(1, n_processes)}
     for name, x in found.items():
-        if name not in expected and not (name.startswith("cuda.") and name[5:].isdigit()):
+        if name not in expected | on_gpus and not (name.startswith("cuda.") and name[5:].isdigit()):
             raise CheckpointError(f"{file}: expected random generator states of {n_processes} processes only, found {name[:200]!r}")
         if x.dtype != torch.uint8 or x.ndim != 1:
             raise CheckpointError(f"{file}: expected {name!r} as a vector of uint8, found {_format_spec(TensorSpec.of(x))}")

@@ -159,7 +159,8 @@ def gather_rng_states(world: World) -> dict[str, Tensor]:
     first, *others = world.all_gather(torch.get_rng_state())
     states = {"cpu": first, **{f"rank-{rank}.cpu": x for rank, x in enumerate(others, 1)}}
     if torch.cuda.is_available():
-        states |= {f"cuda.{i}": x for i, x in enumerate(torch.cuda.get_rng_state_all())}
+        first, *others = world.all_gather(torch.cuda.get_rng_state())
+        states |= {"cuda.0": first, **{f"rank-{rank}.cuda": x for rank, x in enumerate(others, 1)}}
     return states
 
 
@@ -175,9 +176,8 @@ def restore_rng_states(states: Mapping[str, Tensor], rank: int = 0, seed: Sequen
         torch.set_rng_state(state)
     else:
         torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]))
-    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        if (x := states.get(f"cuda.{i}")) is not None:
-            torch.cuda.set_rng_state(x, i)
+    if torch.cuda.is_available() and (x := states.get(f"rank-{rank}.cuda" if rank else "cuda.0")) is not None:
+        torch.cuda.set_rng_state(x)
 
 
 def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -234,7 +234,7 @@ class TrainStep:
             if self.pipeline is not None:
                 parts = split_micro_batches(parts, self.pipeline.n_stages)
             prepared = [self.objective.prepare(batch.to(self.device)) for batch in parts]
-            self._idle = idle = self._missing_passes(len(prepared))
+            self._idle = idle = self._missing_passes(prepared)
             with self.autocast():
                 for each in self.auxiliary:
                     each.prepare(prepared)
@@ -280,15 +280,17 @@ class TrainStep:
 
         return Recomputation(checks, self.n_steps, micro_batches, gradients)
 
-    def _missing_passes(self, n_passes: int) -> list[Batch]:
-        """Return a batch for each pass that other ranks make beyond the ``n_passes`` of this rank, which have to take part in it."""
+    def _missing_passes(self, prepared: Sequence[Batch]) -> list[Batch]:
+        """Return a batch for each pass that other ranks make beyond those of this rank, which has to take part in them."""
         if not self.ranks.need_equal_passes:
             return []
-        n_missing = max(map(int, self.ranks.batch.all_gather(torch.tensor(n_passes)))) - n_passes
+        n_missing = max(map(int, self.ranks.batch.all_gather(torch.tensor(len(prepared))))) - len(prepared)
         if not n_missing:
             return []
-        assert self.filler is not None, "ranks that need equal numbers of passes have a filler"
-        return [self.objective.prepare(split_rows(self.filler(), self.n_splits)[0].to(self.device))] * n_missing
+        if not prepared:
+            assert self.filler is not None, "ranks that need equal numbers of passes have a filler"
+            prepared = [self.objective.prepare(split_rows(self.filler(), self.n_splits)[0].to(self.device))]
+        return [prepared[-1]] * n_missing
 
     def _forward_backward(self, micro_batches: Sequence[Batch], idle: Sequence[Batch], n_target_tokens: float) -> tuple[float, float]:
         """Add the gradients of micro-batches; return this rank's summed loss and negative log-likelihood.
@@ -341,7 +343,7 @@ class TrainStep:
         if self.pipeline is not None:  # no rank has the whole model
             samples = [sample for batch in micro_batches for sample in batch.sample_ids]
             return tuple(dict.fromkeys(self.ranks.batch.all_gather_lists(samples)))
-        idle = self._missing_passes(len(micro_batches))
+        idle = self._missing_passes(micro_batches)
         with torch.no_grad(), self.autocast():
             for batch in micro_batches:
                 with keyed_rows(batch.sample_ids, self.device):
