@@ -134,12 +134,17 @@ def join_process_group(meeting: Any, rank: int, size: int) -> Iterator[World]:
             raise ProcessLostError(f"expected {size} processes to join, found that one has exited") from error
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)  # nothing writes into it
+                ignore_view_warnings()
                 yield World(rank, size)
         finally:
             distributed.destroy_process_group()
     finally:
         sys.excepthook = hook  # PyTorch installs one that prefixes each line with the rank
+
+
+def ignore_view_warnings() -> None:
+    """Ignore FSDP2's warnings that a module returns a view, into which nothing writes."""
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
 
 
 def _reset_group_counter() -> None:
