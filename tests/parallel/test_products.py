@@ -35,6 +35,7 @@ MIXTURE = {"kind": "moe", "n_experts": 4, "d_expert": 8, "z_loss_coef": 0.3, "lo
 MODELS: dict[str, dict[str, Any]] = {
     "translator": TEXT | TRANSLATOR | {"tie_embeddings": "all"},
     "decoder": TEXT | {"kind": "decoder", "n_layers": 4, "vocab_size": 9, "tie_embeddings": True},
+    "relative": TEXT | TRANSLATOR | {"position": "relative", "tie_embeddings": "all"},
     "mixture": TEXT | {"kind": "decoder", "n_layers": 2, "vocab_size": 9, "feed_forward": MIXTURE},
     "encoder": TEXT | {"kind": "encoder", "n_layers": 3, "vocab_size": 9, "tie_embeddings": True, "head_bias": True},
     "images": SIZES | {"kind": "vision-transformer", "n_layers": 3, "image_size": 8, "channels": 1, "classes": ["a", "b", "c"]},
@@ -47,6 +48,7 @@ def generate_layouts(n: int) -> list[tuple[str, dict[str, int]]]:
     """Draw models with layouts of 2 to 8 processes that fit them; each axis occurs, alone and in products."""
     draw = random.Random(1)
     found: list[tuple[str, dict[str, int]]] = [("mixture", {axis: 2}) for axis in ParallelConfig.AXES]
+    found.append(("relative", {"tensor": 2, "pipeline": 2}))
     while len(found) < n:
         name = draw.choice([*MODELS])
         sizes = {axis: draw.choice([1, 1, 1, 2, 2, 3, 4]) for axis in ParallelConfig.AXES}

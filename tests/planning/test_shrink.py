@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.tiers import every
 from transom.cli.plan import load_planned
 from transom.config.architecture import ModelConfig, TransformerConfig
 from transom.config.packaged import packaged_presets, packaged_recipes
@@ -13,7 +14,7 @@ from transom.config.parallel import ParallelConfig
 from transom.config.recipe import parse_model_config
 from transom.planning.layout import layout_problems
 from transom.planning.parameters import count_parameters
-from transom.planning.shrink import MIN_VOCABULARY, shrink, shrink_layout
+from transom.planning.shrink import shrink, shrink_layout
 from transom.planning.stages import divide_stages
 
 TEXT: dict[str, Any] = {"d_model": 96, "n_heads": 12, "d_ff": 250, "max_seq_len": 300}
@@ -36,12 +37,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "recurrent": {"kind": "recurrent-seq2seq", "d_model": 200, "d_embedding": 90, "source_vocab_size": 500, "target_vocab_size": 501}
     | {"tie_embeddings": "none", "n_encoder_layers": 4},
 }
-NAMES = [*FAMILIES, *packaged_presets(), *packaged_recipes()]
 N_LAYOUTS = 12
 
 
 def config_of(name: str) -> ModelConfig:
-    return parse_model_config(FAMILIES[name]) if name in FAMILIES else load_planned(name, (), 1003)[0]
+    return parse_model_config(FAMILIES[name]) if name in FAMILIES else load_planned(name, (), 1003 if name in packaged_recipes() else None)[0]
 
 
 def layouts_of(name: str) -> list[ParallelConfig]:
@@ -66,7 +66,7 @@ def problems(config: ModelConfig, layout: ParallelConfig) -> list[str]:
     return [re.sub(r"(?<== )[\d,]+|(?<=model's )\d+", "n", problem) for problem in layout_problems(config, layout)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*FAMILIES, *every(8, [*packaged_presets(), *packaged_recipes()])])
 def test_a_layout_divides_the_shrunken_model_as_it_divides_the_model(name: str) -> None:
     config = config_of(name)
     for layout in layouts_of(name):
@@ -75,8 +75,6 @@ def test_a_layout_divides_the_shrunken_model_as_it_divides_the_model(name: str) 
         assert type(small) is type(config) and kinds(small.model_dump()) == kinds(config.model_dump())
         assert type(small).model_validate(small.model_dump(exclude_unset=True)) == small, "a valid configuration"
         assert count_parameters(small).total <= count_parameters(config).total
-        for size in (getattr(small, field) for field in small.VOCABULARIES):
-            assert size < MIN_VOCABULARY + 2 * layout.shard
         if isinstance(config, TransformerConfig) and layout.pipeline <= sum(config.stacks):
             assert isinstance(small, TransformerConfig) and (small.n_heads, small.n_kv_heads) == (config.n_heads, config.n_kv_heads)
             stages = [
@@ -86,9 +84,9 @@ def test_a_layout_divides_the_shrunken_model_as_it_divides_the_model(name: str) 
             assert stages[0] == stages[1], layout
 
 
-@pytest.mark.parametrize("name", ["llama-3-8b", "gpt3-175b", "bert-large", "vit-l-16", "translation"])
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt3-175b", "bert-large", "vit-large-16", "translation"])
 def test_shrunken_models_are_small(name: str) -> None:
-    assert count_parameters(shrink(config_of(name), ParallelConfig(tensor=2, pipeline=2))).total < 1_000_000
+    assert count_parameters(shrink(config_of(name), ParallelConfig(tensor=2, pipeline=2))).total < 2_000_000
 
 
 def test_remainders_stay() -> None:

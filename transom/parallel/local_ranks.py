@@ -1,5 +1,6 @@
 """Run a function on every rank of a gloo process group, in processes forked from one that has imported PyTorch already."""
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -18,7 +19,16 @@ from typing import Any, NamedTuple
 from transom.parallel.collectives import ignore_view_warnings
 from transom.parallel.launcher import LOOPBACK_INTERFACE
 
-PRELOADED = ["__main__", "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transom.models.build"]
+PRELOADED = [
+    "__main__",
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "transom.models.build",
+    "transom.kernels.kernel_registry",
+    "torch.distributed.pipelining",
+]
 """Modules that the processes find imported, beside that of their function."""
 
 TIMEOUT = timedelta(seconds=120)
@@ -51,12 +61,12 @@ class RanksFailedError(RuntimeError):
     """Raised when ranks of ``run_on_ranks`` have failed; its message holds their tracebacks.
 
     Attributes:
-        failures: the failures, the earliest first: the others may only have lost their connection to the first.
+        failures: the failures, first the ranks that were killed, then the earliest exceptions: the others may only have lost a connection.
     """
 
     def __init__(self, failures: Sequence[RankFailure]) -> None:
         """Set the failures, in any order."""
-        self.failures = sorted(failures, key=lambda each: each.seconds)
+        self.failures = sorted(failures, key=lambda each: (each.traceback != "", each.seconds))
         super().__init__("\n".join(f"rank {each.rank}: {each.traceback or each.error}" for each in self.failures))
 
 
@@ -139,6 +149,7 @@ def _run_rank(end: Connection, rank: int, size: int, store: Path, function: Call
     import torch
     from torch import distributed
 
+    gc.freeze()
     torch.set_num_threads(1)
     ignore_view_warnings()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)

@@ -89,22 +89,23 @@ def position_table_error(config: ModelConfig) -> str | None:
     )
 
 
-@lru_cache(maxsize=64)
-def sum_by_name(config: ModelConfig, measure: Callable[[torch.Tensor], int]) -> Mapping[str, int]:
+@lru_cache(maxsize=256)
+def sum_by_name(config: ModelConfig, measure: Callable[[torch.Tensor], int], few_experts: bool = True) -> Mapping[str, int]:
     """Sum ``measure`` over all parameters whose names differ only in indices: ``decoder.blocks.attn.q.weight`` covers every block.
 
     A shared parameter is counted once, as an embedding rather than an output projection. Blocks and experts are identical, so only models
-    with one and with two blocks or experts are built, and their difference is extrapolated.
+    with one and with two blocks or experts are built, and their difference is extrapolated. ``few_experts`` is False for a measure of a router
+    that is not proportional to the number of experts.
     """
     if isinstance(config, TransformerConfig) and isinstance(config.depth, MixtureOfDepthsConfig) and (interval := config.depth.every) > 1:
-        routed = sum_by_name(config.model_copy(update={"depth": config.depth.model_copy(update={"every": 1})}), measure)
+        routed = sum_by_name(config.model_copy(update={"depth": config.depth.model_copy(update={"every": 1})}), measure, few_experts)
         n = {name: getattr(config, f"n_{name.split('.')[0]}_layers", 0) or config.stacks[0] for name in routed}
         return {name: size * (n[name] // interval) // n[name] if ".blocks.depth." in name else size for name, size in routed.items()}
-    for smaller, larger, times in _smaller_configs(config):
-        smaller_sums = sum_by_name(smaller, measure)
+    for smaller, larger, times in _smaller_configs(config, few_experts):
+        smaller_sums = sum_by_name(smaller, measure, few_experts)
         return {
             name: smaller_sums.get(name, 0) + times * (size - smaller_sums.get(name, 0))
-            for name, size in sum_by_name(larger, measure).items()
+            for name, size in sum_by_name(larger, measure, few_experts).items()
         }
     if isinstance(config, TransformerConfig) and config.position.COMPUTED:
         config = config.model_copy(update={"position": NoPositionConfig()})
@@ -126,13 +127,15 @@ def sum_by_name(config: ModelConfig, measure: Callable[[torch.Tensor], int]) -> 
     return found
 
 
-def _smaller_configs(config: ModelConfig) -> Iterator[tuple[ModelConfig, ModelConfig, int]]:
+def _smaller_configs(config: ModelConfig, few_experts: bool) -> Iterator[tuple[ModelConfig, ModelConfig, int]]:
     """Yield (configuration with one block or expert, configuration with two, number of blocks or experts in ``config`` minus 1)."""
     for field in ("n_encoder_layers", "n_decoder_layers", "n_layers") if isinstance(config, TransformerConfig | RecurrentConfig) else ():
         if (n := getattr(config, field, 0)) > 2:
             smaller, larger = (config.model_copy(update={field: each}) for each in (1, 2))
             yield smaller, larger, n - 1
-    if isinstance(config, TransformerConfig) and isinstance(config.feed_forward, MoeConfig) and (n := config.feed_forward.n_experts) > 2:
+    if not few_experts or not isinstance(config, TransformerConfig) or not isinstance(config.feed_forward, MoeConfig):
+        return
+    if (n := config.feed_forward.n_experts) > 2:
         feed_forwards = (config.feed_forward.model_copy(update={"n_experts": each}) for each in (1, 2))
         smaller, larger = (config.model_copy(update={"feed_forward": feed_forward}) for feed_forward in feed_forwards)
         yield smaller, larger, n - 1

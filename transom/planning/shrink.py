@@ -1,6 +1,9 @@
 """Shrink a model, and a layout, so that a small machine can try how the layout divides the model."""
 
+import math
 from collections.abc import Iterator
+from itertools import product
+from operator import ne
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,6 +19,9 @@ from transom.planning.stages import divide_stages
 
 MIN_WIDTH, MIN_VOCABULARY, MIN_LENGTH = 16, 32, 17
 """Smallest dimension, vocabulary and number of tokens of a shrunken model, if the model itself has as many."""
+
+MAX_TRIED = 8
+"""Most widths that are tried for stages that hold the same: in narrow models the layers have other shares of the FLOPs."""
 
 GROUPS = 8
 """Groups of the norm of a convolutional stem, which must divide its channels as before."""
@@ -41,20 +47,28 @@ def shrink(config: ModelConfig, layout: ParallelConfig) -> ModelConfig:
     """Return a small model that ``layout`` divides as it divides ``config``.
 
     Family, components, heads, experts and classes stay. So does what a stage of the pipeline holds: which stacks, and one block of each or
-    several. Hidden units and vocabulary keep their remainders when they are divided among the ranks of ``tensor`` and ``shard``. Dimensions
-    are the smallest ones that the components admit, and texts and images are short, but have a token for each rank that splits them.
+    several: wider models are tried until that is so. Hidden units and vocabulary keep their remainders when they are divided among the ranks of ``tensor`` and
+    ``shard``. The width is the smallest that the components admit, and other dimensions are in proportion. Texts and images are short, but
+    have tokens for each rank that splits them.
 
     Args:
         config: model configuration with known vocabulary sizes.
         layout: the layout, whether or not it fits the model.
     """
-    fixed = _vocabularies(config, layout) | _lengths(config, layout) | _hidden_units(config, layout)
+    lengths, best, fewest, n_tried = _lengths(config, layout), config, math.inf, 0
     for widths in _widths(config, layout):
+        scale = widths.get("d_model", config.d_model) / config.d_model
+        fields = widths | lengths | _vocabularies(config, layout, scale) | _hidden_units(config, layout, scale)
         try:
-            return _with_fewer_layers(_changed(config, fixed | widths), config, layout)
+            small, others = _with_fewer_layers(_changed(config, fields), config, layout)
         except ValidationError:  # the components need larger dimensions
             continue
-    return config
+        n_tried += 1
+        if others < fewest:
+            best, fewest = small, others
+        if fewest == 0 or n_tried == MAX_TRIED:
+            break
+    return best
 
 
 def _changed(config: ModelConfig, fields: dict[str, Any]) -> ModelConfig:
@@ -70,8 +84,9 @@ def _congruent(value: int, period: int, least: int) -> int:
     return min(value, least + (value - least) % period)
 
 
-def _vocabularies(config: ModelConfig, layout: ParallelConfig) -> dict[str, Any]:
-    sizes = {name: _congruent(getattr(config, name), layout.shard, max(MIN_VOCABULARY, layout.shard)) for name in config.VOCABULARIES}
+def _vocabularies(config: ModelConfig, layout: ParallelConfig, scale: float) -> dict[str, Any]:
+    whole = {name: getattr(config, name) for name in config.VOCABULARIES}
+    sizes = {name: _congruent(size, layout.shard, max(MIN_VOCABULARY, layout.shard, round(scale * size))) for name, size in whole.items()}
     fields: dict[str, Any] = dict(sizes)
     for name in ("mask_token_id", "pad_token_id"):
         if (token := getattr(config, name, None)) is not None:
@@ -93,15 +108,18 @@ def _lengths(config: ModelConfig, layout: ParallelConfig) -> dict[str, Any]:
     return {"max_seq_len": min(config.max_seq_len, n_tokens)} if hasattr(config, "max_seq_len") else {}
 
 
-def _hidden_units(config: ModelConfig, layout: ParallelConfig) -> dict[str, Any]:
+def _hidden_units(config: ModelConfig, layout: ParallelConfig, scale: float) -> dict[str, Any]:
     fields, period = dict[str, Any](), layout.tensor * layout.shard
-    least = max(MIN_WIDTH, 2 * layout.tensor)
+
+    def scaled(width: int) -> int:
+        return _congruent(width, period, max(MIN_WIDTH, 2 * layout.tensor, round(scale * width)))
+
     for name in ("d_ff", "decoder_d_ff"):
         if name in config.model_fields_set or (name == "d_ff" and hasattr(config, name)):
-            fields[name] = _congruent(getattr(config, name), period, least)
+            fields[name] = scaled(getattr(config, name))
     set_fields = config.model_dump(exclude_unset=True)
     if isinstance(moe := getattr(config, "feed_forward", None), MoeConfig) and moe.d_expert is not None:
-        fields["feed_forward"] = set_fields["feed_forward"] | {"d_expert": _congruent(moe.d_expert, period, least)}
+        fields["feed_forward"] = set_fields["feed_forward"] | {"d_expert": scaled(moe.d_expert)}
     if isinstance(stem := getattr(config, "stem", None), ConvStemConfig) and "stem" in set_fields:
         channels = [_congruent(each, GROUPS * layout.shard, GROUPS) for each in stem.channels]
         fields["stem"] = set_fields["stem"] | {"channels": channels}
@@ -129,26 +147,26 @@ def _widths(config: ModelConfig, layout: ParallelConfig) -> Iterator[dict[str, A
     yield {}
 
 
-def _with_fewer_layers(small: ModelConfig, config: ModelConfig, layout: ParallelConfig) -> ModelConfig:
-    """Return ``small`` with the fewest layers whose stages hold what those of ``config`` hold."""
+def _with_fewer_layers(small: ModelConfig, config: ModelConfig, layout: ParallelConfig) -> tuple[ModelConfig, int]:
+    """Return ``small`` with the fewest layers whose stages hold what those of ``config`` hold, and the number of stages that do not."""
     names, n_blocks = [name for name in LAYER_FIELDS if hasattr(config, name)], sum(config.stacks)
-    if not names or layout.pipeline > n_blocks:
-        return small
+    in_stages = layout.pipeline > 1 and isinstance(config, TransformerConfig)
+    if not names or (in_stages and layout.pipeline > n_blocks):
+        return small, 0
     period = _period(config)
-    least = [min(n, max(period, 2 if layout.pipeline == 1 else 1)) for n in config.stacks]
-    if layout.pipeline == 1:
-        return small.model_copy(update=dict(zip(names, least, strict=True)))
-    wanted = _stage_contents(config, layout)
-    for total in range(max(layout.pipeline, sum(least)), n_blocks):
-        for first in range(least[0], min(config.stacks[0], total) + 1):
-            stacks = (first, total - first) if len(names) == 2 else (total,)
-            if all(low <= n <= high for low, n, high in zip(least, stacks, config.stacks, strict=True)):
-                fewer = small.model_copy(update=dict(zip(names, stacks, strict=True)))
-                if _stage_contents(fewer, layout) == wanted:
-                    return fewer
-            if len(names) == 1:
-                break
-    return small
+    least = [min(n, max(period, 1 if in_stages else 2)) for n in config.stacks]
+    if not in_stages:
+        return small.model_copy(update=dict(zip(names, least, strict=True))), 0
+    wanted, best, fewest = _stage_contents(config, layout), small, n_blocks + 1
+    choices = product(*(range(low, n + 1) for low, n in zip(least, config.stacks, strict=True)))
+    for stacks in sorted((each for each in choices if sum(each) >= layout.pipeline), key=sum):
+        fewer = small.model_copy(update=dict(zip(names, stacks, strict=True)))
+        others = sum(map(ne, _stage_contents(fewer, layout), wanted))
+        if others < fewest:
+            best, fewest = fewer, others
+        if fewest == 0:
+            break
+    return best, fewest
 
 
 def _period(config: ModelConfig) -> int:

@@ -143,9 +143,8 @@ def count_stage_parameters(config: ModelConfig, layout: ParallelConfig, stage: S
         dim, stack = _tensor_dim(config, layout, name), name.split(".")[0]
         is_expert = ".ff.experts." in name and layout.expert > 1
         whole, part = (
-            sum_by_name(config, _LocalSize(dim, layout.tensor if dim is not None else 1, *shards))[name]
-            // (layout.expert if is_expert else 1)
-            for shards in ((1, 0), (layout.shard, shard))
+            sum_by_name(config, size, few_experts=size.shards == 1)[name] // (layout.expert if is_expert else 1)
+            for size in (_LocalSize(dim, layout.tensor), _LocalSize(dim, layout.tensor, layout.shard, shard))
         )
         own = own_part = 0
         if ".blocks." in name:
@@ -174,7 +173,7 @@ def _tensor_dim(config: ModelConfig, layout: ParallelConfig, name: str) -> int |
     if type(attention) is not MultiHeadAttentionConfig or not attention.output_projection or attention.score.kind != "scaled-dot":
         return None  # every rank computes all heads
     if name.endswith(POSITION_BIAS):
-        return 1
+        return 1 if config.position.BIASES else None
     found = ATTENTION.search(name)
     if found is None or (found[2] in ("k", "v") and config.of_stack(name.split(".")[0]).n_kv_heads < layout.tensor):
         return None  # ranks share key heads
@@ -189,7 +188,7 @@ def _holders(config: ModelConfig, name: str, n_stages: int) -> Iterator[int]:
     if module not in first_of:
         yield next((stage.index for stage in stages if module in stage.finished), n_stages - 1)
         return
-    if name.endswith(POSITION_BIAS):  # the attention of every block of the stack reads it
+    if name.endswith(POSITION_BIAS) and isinstance(config, TransformerConfig) and config.position.BIASES:  # the attention of every block of the stack reads it
         own = "encoder" if module == "source_embedding" or config.STACK == "an encoder" else "decoder"
         yield from (stage.index for stage in stages if own in stage.blocks)
         return
