@@ -41,7 +41,9 @@ N_LAYOUTS = 12
 
 
 def config_of(name: str) -> ModelConfig:
-    return parse_model_config(FAMILIES[name]) if name in FAMILIES else load_planned(name, (), 1003 if name in packaged_recipes() else None)[0]
+    return (
+        parse_model_config(FAMILIES[name]) if name in FAMILIES else load_planned(name, (), 1003 if name in packaged_recipes() else None)[0]
+    )
 
 
 def layouts_of(name: str) -> list[ParallelConfig]:

@@ -30,16 +30,20 @@ def rehearsal_lines(r: Rehearsal) -> list[str]:
 def _ranks(r: Rehearsal) -> list[str]:
     """Return the table of one rank per stage."""
     shown = r.ranks if len(r.ranks) <= MAX_STAGES else (*r.ranks[: MAX_STAGES - 1], r.ranks[-1])
-    names = ["stage", "blocks", "parameters", "weights", "gradients", "optimizer", "gathered", "activations", "validation", "memory"]
-    head = "one rank of each stage: its parameters, and bytes of memory; that of stage 0 is rank 0, which validates"
+    names = ["stage", "blocks", "parameters", "weights", "gradients", "optimizer", "gathered", "activations", "memory"]
+    head = "one rank of each stage: its parameters, and bytes of memory; in stage 0, rank 0"
     if len(shown) < len(r.ranks):
         head += f"; stages {MAX_STAGES - 1} to {len(r.ranks) - 2} are left out"
-    return [*_wrap([head]), *_table([names, *(_rank(r, rank) for rank in shown)])]
+    first = r.ranks[0].memory
+    note = f"rank 0 validates alone, by a second model of {format_bytes(first.validation_copy)}"
+    if first.validated:
+        note += f", for which it gathers {format_bytes(first.validated)} of weights"
+    return [*_wrap([head]), *_table([names, *(_rank(r, rank) for rank in shown)]), *_wrap([note])]
 
 
 def _rank(r: Rehearsal, rank: RankCost) -> list[str]:
     m = rank.memory
-    sizes = [m.weights + m.average, m.gradients, m.optimizer, m.gathered, m.activations, m.validation_copy, m.total]
+    sizes = [m.weights + m.average, m.gradients, m.optimizer, m.gathered, m.activations, m.total]
     number = format_count(rank.parameters.sharded)
     return [str(rank.stage.index), str(rank.stage.n_blocks), number, *(format_bytes(size) if size else "0" for size in sizes)]
 
@@ -100,8 +104,12 @@ def _fit(r: Rehearsal) -> list[str]:
     rank = f"a rank of stage {stage.index}" if stage.index else "rank 0"
     verdict = f"this {'fits' if r.fits else 'does not fit'}: {rank} needs {format_bytes(m.total)} of {size} per device, {m.peak}"
     if not r.fits:
-        nearest = "none was found" if r.fitting is None else f"{format_layout(r.fitting)} ({r.fitting.n_processes:,} processes)"
-        verdict += f"; the nearest mesh that fits: {nearest}"
+        if r.fitting is not None:
+            verdict += f"; the nearest mesh that fits: {format_layout(r.fitting)} ({r.fitting.n_processes:,} processes)"
+        elif (building := r.ranks[0].memory.building) > r.cluster.device_bytes:
+            verdict += f"; no mesh fits, since rank 0 has the whole model twice when it starts, {format_bytes(building)}"
+        else:
+            verdict += "; no mesh that fits was found"
     return _wrap([verdict, *r.notes])
 
 

@@ -4,15 +4,11 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
 
 from transom.config.architecture import EncoderDecoderConfig, ModelConfig, TransformerConfig
 from transom.config.components import MultiHeadAttentionConfig
 from transom.config.parallel import ParallelConfig
-from transom.planning.parameters import sum_by_name
+from transom.planning.parameters import count_shapes
 from transom.planning.pipeline_stages import stage_blocks
 
 ATTENTION = re.compile(r"\.(attn|cross)\.(?:([qkv])\.(?:weight|bias)|(o)\.weight|(sinks))$")
@@ -102,29 +98,21 @@ def divide_stages(config: ModelConfig, n_stages: int) -> list[Stage]:
     return stages
 
 
-class _LocalSize(NamedTuple):
-    """Counts the elements of a parameter that a rank holds.
+def _local_size(shape: tuple[int, ...], dim: int | None, parts: int, shards: int = 1, shard: int = 0) -> int:
+    """Return the number of elements of a parameter that a rank holds.
 
-    Attributes:
+    Args:
+        shape: shape of the whole parameter.
         dim: dimension that tensor parallelism splits; None for none.
         parts: parts along this dimension, which must divide it.
         shards: parts along the first dimension afterwards, of the sizes of ``torch.chunk`` (``fully_shard``).
         shard: the part that is counted.
     """
-
-    dim: int | None = None
-    parts: int = 1
-    shards: int = 1
-    shard: int = 0
-
-    def __call__(self, parameter: Tensor) -> int:
-        shape = [*parameter.shape]
-        if self.dim is not None and self.dim < len(shape):
-            shape[self.dim] = -(-shape[self.dim] // self.parts)
-        if self.shards > 1 and shape:
-            size = -(-shape[0] // self.shards)
-            shape[0] = max(0, min(size, shape[0] - self.shard * size))
-        return math.prod(shape)
+    sizes = [size // parts if i == dim else size for i, size in enumerate(shape)]
+    if shards > 1 and sizes:
+        size = -(-sizes[0] // shards)
+        sizes[0] = max(0, min(size, sizes[0] - shard * size))
+    return math.prod(sizes)
 
 
 def count_stage_parameters(config: ModelConfig, layout: ParallelConfig, stage: Stage, shard: int = 0) -> StageParameters:
@@ -139,13 +127,11 @@ def count_stage_parameters(config: ModelConfig, layout: ParallelConfig, stage: S
     n_blocks = dict(zip(stack_names(config), config.stacks, strict=True))
     largest, blocks, ends, tied, sharded = dict.fromkeys(stage.blocks, 0), 0, 0, 0, 0
     replicated = dict.fromkeys(("data", "expert", "context", "tensor"), 0)
-    for name in sum_by_name(config, torch.numel):
+    for (name, shape), count in count_shapes(config).items():
         dim, stack = _tensor_dim(config, layout, name), name.split(".")[0]
-        is_expert = ".ff.experts." in name and layout.expert > 1
-        whole, part = (
-            sum_by_name(config, size, few_experts=size.shards == 1)[name] // (layout.expert if is_expert else 1)
-            for size in (_LocalSize(dim, layout.tensor), _LocalSize(dim, layout.tensor, layout.shard, shard))
-        )
+        if is_expert := ".ff.experts." in name and layout.expert > 1:
+            count //= layout.expert
+        whole, part = (count * _local_size(shape, dim, layout.tensor, *shards) for shards in ((), (layout.shard, shard)))
         own = own_part = 0
         if ".blocks." in name:
             if stack in stage.blocks:
@@ -188,7 +174,9 @@ def _holders(config: ModelConfig, name: str, n_stages: int) -> Iterator[int]:
     if module not in first_of:
         yield next((stage.index for stage in stages if module in stage.finished), n_stages - 1)
         return
-    if name.endswith(POSITION_BIAS) and isinstance(config, TransformerConfig) and config.position.BIASES:  # the attention of every block of the stack reads it
+    if (
+        name.endswith(POSITION_BIAS) and isinstance(config, TransformerConfig) and config.position.BIASES
+    ):  # the attention of every block of the stack reads it
         own = "encoder" if module == "source_embedding" or config.STACK == "an encoder" else "decoder"
         yield from (stage.index for stage in stages if own in stage.blocks)
         return

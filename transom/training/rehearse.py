@@ -22,6 +22,7 @@ from transom.planning.sharding_advice import sharding_advice
 from transom.planning.shrink import shrink, shrink_layout
 from transom.planning.stages import Stage, StageParameters, count_stage_parameters, divide_stages
 from transom.planning.step_time import StageSeconds, StepSeconds, predict_stage_seconds, stage_flops
+from transom.planning.training_bytes import FLOAT32
 from transom.training.activation_bytes import measure_activations
 from transom.training.built_parts import BuiltParts, build_parts
 from transom.training.plan_run import PlanOptions, batch_shape
@@ -274,6 +275,8 @@ class _Costs:
 
     def nearest_that_fits(self, layout: ParallelConfig) -> ParallelConfig | None:
         """Return the nearest layout whose ranks fit into memory, of as many processes or of a multiple by a power of two."""
+        if 2 * FLOAT32 * count_parameters(self._config).total > self._options.cluster.device_bytes:
+            return None  # rank 0 of every layout has the whole model, and another one that validates
         factor = 1
         while factor <= MAX_LARGER:
             for candidate in layouts_by_distance(self._config, layout, self._training, factor * layout.n_processes):
