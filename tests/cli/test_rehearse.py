@@ -51,7 +51,7 @@ def test_rank_0_validates_a_whole_copy(transom: Call) -> None:
     whole = transom("rehearse", *SMALL, *H100, "--json").json["ranks"][0]["memory"]["weights"]
     assert (first["memory"]["validation_copy"], first["memory"]["validated"], first["memory"]["building"]) == (whole, whole, 2 * whole)
     assert (last["memory"]["validation_copy"], last["memory"]["validated"], last["memory"]["building"]) == (0, 0, whole)
-    page = transom("rehearse", *SMALL, *H100, "--mesh", "tensor=2,pipeline=4", "--device-memory", "1KB").out
+    page = transom("rehearse", *SMALL, *H100, "--mesh", "tensor=2,pipeline=4", "--device-memory", "1kB").out
     assert "rank 0 validates alone, by a second model of" in page and ", for which it gathers" in page
     assert "no mesh fits, since rank 0 has the whole model twice when it starts" in " ".join(page.split())
 

@@ -26,7 +26,6 @@ PRELOADED = [
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "transom.models.build",
-    "transom.kernels.kernel_registry",
     "torch.distributed.pipelining",
 ]
 """Modules that the processes find imported, beside that of their function."""
@@ -35,7 +34,7 @@ TIMEOUT = timedelta(seconds=120)
 """Timeout of a collective: ranks that wait for each other for ever fail instead."""
 
 SECONDS_AFTER_FAILURE = 5.0
-"""Seconds for which the other ranks may go on once one has failed; they fail with it, since its connections close."""
+"""Seconds for which the other ranks may continue once one has failed; they fail with it, since its connections close."""
 
 EXIT_SECONDS = 2.0
 """Seconds after which a process that no longer has anything to do is killed."""
@@ -85,7 +84,7 @@ def run_on_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[An
         try:
             for rank in range(size):
                 mine, its = context.Pipe()
-                process = context.Process(target=_run_rank, args=(its, rank, size, store, function, args), daemon=True)
+                process: BaseProcess = context.Process(target=_run_rank, args=(its, rank, size, store, function, args), daemon=True)
                 process.start()
                 its.close()
                 ends.append(mine)

@@ -57,7 +57,7 @@ class RankBytes(TrainingBytes):
 
     @property
     def peak(self) -> str:
-        """What the rank does when it needs the most memory."""
+        """Phase in which the rank needs the most memory, as in "in a step"."""
         return max(self.phases, key=self.phases.__getitem__)
 
     @property

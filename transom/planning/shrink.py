@@ -47,9 +47,9 @@ def shrink(config: ModelConfig, layout: ParallelConfig) -> ModelConfig:
     """Return a small model that ``layout`` divides as it divides ``config``.
 
     Family, components, heads, experts and classes stay. So does what a stage of the pipeline holds: which stacks, and one block of each or
-    several; wider models are tried until that is so. Hidden units and vocabulary keep their remainders when they are divided among the ranks
-    of ``tensor`` and ``shard``. The width is the smallest that the components admit, and other dimensions are in proportion. Texts and images
-    are short, but have tokens for each rank that splits them.
+    several; wider models are tried until that is so. Hidden units and vocabulary keep their remainders when they are divided among the
+    ranks of ``tensor`` and ``shard``. The width is the smallest that the components admit, and other dimensions are in proportion. Texts
+    and images are short, but have tokens for each rank that splits them.
 
     Args:
         config: model configuration with known vocabulary sizes.

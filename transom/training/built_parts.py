@@ -11,8 +11,11 @@ from transom.parallel.rank_part import count_built_parameters
 from transom.planning.layout import describe_rank
 from transom.planning.stages import count_stage_parameters, divide_stages
 
-MAX_BUILT = 64
+MAX_BUILT = 32
 """Most parts that are built; of more, the first and the last along each axis are."""
+
+BUILD_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors of code that does not support the sizes of a part."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def build_parts(config: ModelConfig, layout: ParallelConfig, notify: Callable[[s
             found = count_built_parameters(config, fewer, rank)
         except TransomError:
             raise
-        except Exception as error:
+        except BUILD_ERRORS as error:
             raise ConfigError(
                 f"{name}: expected its part of the model, found {type(error).__name__}: {error}; choose another --mesh"
             ) from error
