@@ -86,6 +86,10 @@ def test_a_small_model_is_not_to_be_sharded(transom: Call) -> None:
     assert "do not shard: the model fits a device twice over, use data=8 instead; gathering its weights takes" in page.out
     slow = ["--intra-bandwidth", "1000TB", "--device-flops", "1e13", "--mesh", "shard=2"]
     assert "less than FSDP2's own work per module (PyTorch issue 173680)" in " ".join(transom("rehearse", *SMALL, *H100, *slow).out.split())
+    plan = transom(
+        "plan", *TRIED, "--context", "16", "--gpus", "8", "--gpu-memory", "80GiB", "--shard", "full", "--flops-per-second", "1e13"
+    ).out
+    assert "do not shard: the model fits a device twice over, use data=8 instead; a block computes for" in " ".join(plan.split())
     large = transom("rehearse", "llama-3-8b", "--mesh", "shard=64", *H100, "--no-steps").out
     assert "do not shard" not in large
 
