@@ -34,6 +34,7 @@ def test_the_tables_fit_a_terminal_and_say_what_the_json_says(transom: Call) -> 
     assert value["fits"] and value["fitting_mesh"] is None and "this fits" in page.out
 
 
+@pytest.mark.long
 def test_steps_are_taken_and_equal_those_of_one_process(transom: Call) -> None:
     page = transom("rehearse", *TRIED, *H100, "--mesh", "shard=2,tensor=2")
     assert "building the parts of 4 ranks, without values" in page.err and "parameters in 4 processes" in page.err
