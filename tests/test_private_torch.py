@@ -30,6 +30,7 @@ KNOWN = {
     "torch._subclasses.fake_tensor",
     "torch.utils._python_dispatch",
     "_foreach_lerp_",
+    "torch._dynamo",
     *PACKING,
 }
 """Names looked up by ``getattr`` or ``import_module``, so that a PyTorch without them takes the fallback."""

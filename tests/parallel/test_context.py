@@ -12,7 +12,6 @@ from tests.models.test_vision import SET_NETWORKS, batch_of
 from tests.models.test_vision import described as described_images
 from tests.parallel.context_ranks import Case, Split, largest_tensor, sharded_step, split_steps
 from tests.parallel.equality import StepGradients, assert_equal, backward, build_double, gradients_of, single_process
-from tests.parallel.ranks import run_on_ranks
 from tests.parallel.test_tensor import cases_of, fits
 from transom.config.architecture import ModelConfig
 from transom.config.model import AnyModel
@@ -23,6 +22,7 @@ from transom.data.batch import LabeledTextBatch, LanguageBatch, MaskedBatch, Pad
 from transom.layers.masks.mask_rules import CAUSAL, CAUSAL_IN_SEGMENT, FULL, PREFIX_LM, DistanceRule, TokenPositions
 from transom.parallel import chunk_mask
 from transom.parallel.chunk_mask import ChunkMask
+from transom.parallel.local_ranks import run_on_ranks
 
 VOCAB = 11
 SIZES: dict[str, Any] = {"d_model": 8, "n_heads": 4, "n_kv_heads": 2, "d_ff": 12, "max_seq_len": 32}

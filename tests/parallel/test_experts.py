@@ -13,7 +13,6 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.parallel.ranks import run_on_ranks
 from transom.config.model import AnyModel
 from transom.config.moe import MoeConfig
 from transom.config.parallel import ParallelConfig
@@ -28,6 +27,7 @@ from transom.parallel.collectives import World
 from transom.parallel.experts import apply_expert_parallel
 from transom.parallel.gradients import Gradients
 from transom.parallel.layouts import apply_layout, gather_whole
+from transom.parallel.local_ranks import run_on_ranks
 from transom.parallel.mesh import SINGLE_RANK, Ranks, build_mesh
 from transom.parallel.sharding import whole
 from transom.training.objectives.auxiliary import auxiliary_objectives

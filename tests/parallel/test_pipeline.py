@@ -15,7 +15,6 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.distributed.tensor import DTensor
 
-from tests.parallel.ranks import run_on_ranks
 from transom.config.architecture import ModelConfig, TransformerConfig
 from transom.config.recipe import parse_model_config
 from transom.config.training import AdamWConfig, EarlyExitLossConfig
@@ -35,6 +34,7 @@ from transom.models.base import Network
 from transom.models.build import build_model
 from transom.parallel import pipeline as pipeline_module
 from transom.parallel.collectives import SINGLE_PROCESS, World
+from transom.parallel.local_ranks import RanksFailedError, run_on_ranks
 from transom.parallel.pipeline import Pipeline, split_micro_batches
 from transom.parallel.pipeline_split import list_stacks
 from transom.parallel.pipeline_stage import StageLoss
@@ -334,11 +334,11 @@ def fail(rank: int) -> None:
 
 
 def test_an_error_of_one_stage_is_raised_as_it_is_and_ends_the_others() -> None:
-    with pytest.raises(AssertionError) as failed:
+    with pytest.raises(RanksFailedError) as failed:
         run_on_ranks(2, fail)
-    first, last = str(failed.value).split("rank 1: ")
-    assert "ProcessLostError: expected 2 running pipeline stages" in first
-    assert "ConfigError: the loss fails" in last.splitlines()[-1]
+    cause, other = failed.value.failures
+    assert (cause.rank, cause.error) == (1, "ConfigError: the loss fails")
+    assert other.error.startswith("ProcessLostError: expected 2 running pipeline stages")
 
 
 def test_a_recurrent_model_is_refused() -> None:

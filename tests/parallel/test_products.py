@@ -1,4 +1,7 @@
-"""Generated layouts, products of all axes on 2 to 8 ranks: loss, norm and gradients of a training step, in float64 and with dropout."""
+"""Generated layouts, products of all axes on 2 to 8 ranks, and some of 16 to 64 ranks.
+
+Loss, norm and gradients of a training step are those of one process, in float64 and with dropout.
+"""
 
 import random
 from collections.abc import Sequence
@@ -9,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tests.parallel.equality import TOLERANCE, build_double
-from tests.parallel.ranks import run_on_ranks
 from tests.parallel.test_layouts import by_name
 from tests.parallel.test_pipeline import TRANSLATOR, draw_batch
 from tests.tiers import tiers
@@ -19,6 +21,7 @@ from transom.config.training import SgdConfig, TrainingConfig
 from transom.data.batch import Batch, take_rows
 from transom.parallel.collectives import SINGLE_PROCESS, World
 from transom.parallel.layouts import apply_layout, gather_whole
+from transom.parallel.local_ranks import run_on_ranks
 from transom.parallel.mesh import Ranks
 from transom.planning.layout import layout_problems
 from transom.training.objectives.objective import CrossEntropy
@@ -32,6 +35,7 @@ MIXTURE = {"kind": "moe", "n_experts": 4, "d_expert": 8, "z_loss_coef": 0.3, "lo
 MODELS: dict[str, dict[str, Any]] = {
     "translator": TEXT | TRANSLATOR | {"tie_embeddings": "all"},
     "decoder": TEXT | {"kind": "decoder", "n_layers": 4, "vocab_size": 9, "tie_embeddings": True},
+    "relative": TEXT | TRANSLATOR | {"position": "relative", "tie_embeddings": "all"},
     "mixture": TEXT | {"kind": "decoder", "n_layers": 2, "vocab_size": 9, "feed_forward": MIXTURE},
     "encoder": TEXT | {"kind": "encoder", "n_layers": 3, "vocab_size": 9, "tie_embeddings": True, "head_bias": True},
     "images": SIZES | {"kind": "vision-transformer", "n_layers": 3, "image_size": 8, "channels": 1, "classes": ["a", "b", "c"]},
@@ -44,6 +48,7 @@ def generate_layouts(n: int) -> list[tuple[str, dict[str, int]]]:
     """Draw models with layouts of 2 to 8 processes that fit them; each axis occurs, alone and in products."""
     draw = random.Random(1)
     found: list[tuple[str, dict[str, int]]] = [("mixture", {axis: 2}) for axis in ParallelConfig.AXES]
+    found.append(("relative", {"tensor": 2, "pipeline": 2}))
     while len(found) < n:
         name = draw.choice([*MODELS])
         sizes = {axis: draw.choice([1, 1, 1, 2, 2, 3, 4]) for axis in ParallelConfig.AXES}
@@ -55,6 +60,16 @@ def generate_layouts(n: int) -> list[tuple[str, dict[str, int]]]:
 
 
 CASES = generate_layouts(48)
+LARGE: list[tuple[str, dict[str, int]]] = [
+    ("translator", {"data": 2, "tensor": 4, "pipeline": 2}),
+    ("translator", {"tensor": 8, "context": 4, "pipeline": 2}),
+    ("decoder", {"data": 2, "shard": 2, "tensor": 4, "pipeline": 4}),
+    ("encoder", {"data": 2, "shard": 2, "tensor": 2, "context": 2, "pipeline": 3}),
+    ("images", {"data": 4, "tensor": 8, "pipeline": 2}),
+    ("mixture", {"data": 2, "shard": 2, "context": 2, "expert": 4}),
+    ("mixture", dict.fromkeys(ParallelConfig.AXES, 2)),
+]
+"""Layouts of 16 to 64 ranks."""
 
 
 def whole_batch(kind: str) -> Batch:
@@ -92,7 +107,7 @@ def test_every_axis_is_drawn_alone_and_in_products() -> None:
         assert any([*layout] == [axis] for layout in layouts) and any(axis in layout and len(layout) > 1 for layout in layouts)
 
 
-@pytest.mark.parametrize("case", tiers(CASES, long=CASES[:7]), ids=name_of)
+@pytest.mark.parametrize("case", tiers([*CASES, *LARGE], long=CASES[:7]), ids=name_of)
 def test_a_step_of_a_generated_layout_is_that_of_one_process(case: tuple[str, dict[str, int]]) -> None:
     name, sizes = case
     layout = ParallelConfig(**sizes)

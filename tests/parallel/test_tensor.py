@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tests.models.combinations import ENCODERS, FAMILIES, SET_ENCODERS, SET_TEXTS, SET_WRITERS, batch_for, described
 from tests.parallel.equality import CROSS_ENTROPY, StepGradients, assert_equal, backward, build_double, gradients_of, single_process, whole
-from tests.parallel.ranks import run_on_ranks
 from transom.config.adapter import LoraConfig
 from transom.config.parallel import ParallelConfig
 from transom.config.training import AdamWConfig
@@ -30,6 +29,7 @@ from transom.layers.stack import Stack
 from transom.models.base import Network
 from transom.parallel.collectives import World
 from transom.parallel.gradients import Gradients, partial_axes
+from transom.parallel.local_ranks import run_on_ranks
 from transom.parallel.mesh import Ranks
 from transom.parallel.tensor import apply_tensor_parallel
 from transom.training.objectives.mixup import MixupCrossEntropy

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.parallel.ranks import run_on_ranks
 from tests.tiers import tiers
 from tests.training.test_keyed_dropout import SEQ2SEQ, batch, built
 from transom.config.parallel import ParallelConfig
@@ -16,6 +15,7 @@ from transom.data.batch_bytes import batches_from_bytes, batches_to_bytes
 from transom.parallel.collectives import World
 from transom.parallel.digests import CHUNK, ReplicaError, digest
 from transom.parallel.layouts import apply_layout
+from transom.parallel.local_ranks import run_on_ranks
 from transom.parallel.mesh import Ranks
 from transom.parallel.sharding import dtensor_axes, local
 from transom.training.objectives.objective import CrossEntropy

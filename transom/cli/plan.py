@@ -124,8 +124,8 @@ def plan(
     """Compute parameters, FLOPs, memory and time of a training before it starts. Neither weights nor activations are allocated.
 
     Parameters are those of the model that would be built. Activations are found by running one step of the model's own layers on tensors
-    that have shapes and no values. Times are FLOPs / (peak rate x utilization). Sharding is arithmetic for a cluster: transom itself trains
-    on one device, or in several processes of one machine.
+    that have shapes and no values. Times are FLOPs / (peak rate x utilization). --shard is arithmetic for any cluster; transom rehearse
+    plans a layout that transom trains.
     """
     if (name is None) == (check is None):
         raise ConfigError("expected NAME_OR_FILE or --check RUN, found both or neither; give one of them")
@@ -152,7 +152,8 @@ def plan(
         return
     assert name is not None
     config, training, layout = load_planned(name, overrides or (), options.vocab_size)
-    planned = replace(planned, batch_parts=layout.n_batch_parts)
+    unsharded = layout.model_copy(update={"data": layout.data * layout.shard, "shard": 1}) if layout.shard > 1 else None
+    planned = replace(planned, batch_parts=layout.n_batch_parts, unsharded=unsharded)
     if options.flops_per_second is None and options.gpu_memory is None and planned.devices == 1:
         planned = _with_measured_rate(planned, training)
     preset = load_preset(name) if name in packaged_presets() else None

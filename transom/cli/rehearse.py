@@ -137,16 +137,23 @@ def rehearse(
     *,
     batch: BatchChoices,
     hardware: HardwareChoices,
+    no_steps: Annotated[
+        bool, typer.Option("--no-steps", help="Take no steps of a small model; predict, and build the parts only.")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw the mesh and the timeline: .svg, .png, .html or .csv.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict memory, collectives and time of a training on a mesh of processes. Neither weights nor activations are allocated.
+    """Try a training on a mesh of processes, and predict its memory, collectives and time. The model itself is not allocated.
 
     A mesh divides a training along six axes. data: copies of the model, each with a part of the batch. shard: the same, with weights,
     gradients and optimizer state divided too (FSDP). tensor: heads and hidden units. pipeline: stages of consecutive blocks. context: parts
     of each text. expert: experts of a mixture. A mesh that cannot divide the model is refused, with the nearest one that can.
+
+    What each rank holds of the model is built with its real sizes, without values. Processes of this machine then take two steps of a small
+    model on the mesh: it has the same components, heads, experts and stages. One process takes the same steps, which must be equal. What
+    fails is named with its rank. A mesh of more than 64 processes is tried with fewer along data and shard.
 
     Times are computation at a fraction of the peak rate, plus collectives by latency and bandwidth, plus the wait for other stages.
     """
@@ -167,7 +174,8 @@ def rehearse(
     training = batch.of(name, config, training, layout)
     precision = precision or ("bf16" if hardware.hardware in ("h100", "a100") else None)
     cluster = hardware.build(layout, training, precision)
-    found = run_rehearsal(name, config, training, layout, RehearsalOptions(cluster, batch.context, batch.batch_tokens, precision))
+    options = RehearsalOptions(cluster, batch.context, batch.batch_tokens, precision, not no_steps)
+    found = run_rehearsal(name, config, training, layout, options, (lambda _: None) if as_json else print_note)
     if plot is not None:
         picture = layout_picture(found)
         for path in dict.fromkeys((plot, plot.with_suffix(".csv"))):

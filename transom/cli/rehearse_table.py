@@ -15,8 +15,8 @@ MAX_STAGES = 6
 
 
 def rehearsal_lines(r: Rehearsal) -> list[str]:
-    """Return the lines of a rehearsal: the mesh, a rank of each stage, the collectives, the time, and what fits."""
-    sections = [_ranks(r), _collectives(r), _time(r), _fit(r)]
+    """Return the lines of a rehearsal: the mesh, a rank of each stage, the collectives, the time, what was tried, and what fits."""
+    sections = [_ranks(r), _collectives(r), _time(r), _tried(r), _fit(r)]
     nodes = -(-r.layout.n_processes // r.cluster.devices_per_node)
     head = [
         f"{r.name}: {r.family} on {format_layout(r.layout)}",
@@ -31,17 +31,20 @@ def _ranks(r: Rehearsal) -> list[str]:
     """Return the table of one rank per stage."""
     shown = r.ranks if len(r.ranks) <= MAX_STAGES else (*r.ranks[: MAX_STAGES - 1], r.ranks[-1])
     names = ["stage", "blocks", "parameters", "weights", "gradients", "optimizer", "gathered", "activations", "memory"]
-    head = "one rank of each stage: its parameters, and bytes of memory"
+    head = "one rank of each stage: its parameters, and bytes of memory; in stage 0, rank 0"
     if len(shown) < len(r.ranks):
         head += f"; stages {MAX_STAGES - 1} to {len(r.ranks) - 2} are left out"
-    return [*_wrap([head]), *_table([names, *(_rank(r, rank) for rank in shown)])]
+    first = r.ranks[0].memory
+    note = f"rank 0 validates alone, by a second model of {format_bytes(first.validation_copy)}"
+    if first.validated:
+        note += f", for which it gathers {format_bytes(first.validated)} of weights"
+    return [*_wrap([head]), *_table([names, *(_rank(r, rank) for rank in shown)]), *_wrap([note])]
 
 
 def _rank(r: Rehearsal, rank: RankCost) -> list[str]:
     m = rank.memory
-    weights = m.weights + m.validation_copy + m.average
-    sizes = [weights, m.gradients, m.optimizer, m.gathered, m.activations, m.total]
-    number = format_count(-(-rank.parameters.total // r.layout.shard))
+    sizes = [m.weights + m.average, m.gradients, m.optimizer, m.gathered, m.activations, m.total]
+    number = format_count(rank.parameters.sharded)
     return [str(rank.stage.index), str(rank.stage.n_blocks), number, *(format_bytes(size) if size else "0" for size in sizes)]
 
 
@@ -80,12 +83,33 @@ def _time(r: Rehearsal) -> list[str]:
     return _wrap(lines)
 
 
+def _tried(r: Rehearsal) -> list[str]:
+    """Return the lines on what was really built and computed."""
+    b, t = r.built, r.trial
+    of = "" if b.built == b.distinct else f" of {b.distinct:,}"
+    lines = [f"built on this machine, without values: {_count(b.built, 'part')}{of} of the model, each of the size above"]
+    if t is not None:
+        steps = "; ".join(f"loss {step.loss:.6f}, norm {step.grad_norm:.4g}" for step in t.steps)
+        lines += [
+            f"tried on this machine: {len(t.steps)} steps of a model of {t.parameters:,} parameters in {t.layout.n_processes} processes,"
+            f" {t.seconds:.0f} s",
+            f"  {steps}",
+            f"  the same steps in one process differ by at most {t.difference:.1e} (relative, float64)",
+        ]
+    return _wrap(lines)
+
+
 def _fit(r: Rehearsal) -> list[str]:
-    size, need = format_bytes(r.cluster.device_bytes), format_bytes(r.largest.memory.total)
-    verdict = f"this {'fits' if r.fits else 'does not fit'}: stage {r.largest.stage.index} needs {need} of {size} per device"
+    size, m, stage = format_bytes(r.cluster.device_bytes), r.largest.memory, r.largest.stage
+    rank = f"a rank of stage {stage.index}" if stage.index else "rank 0"
+    verdict = f"this {'fits' if r.fits else 'does not fit'}: {rank} needs {format_bytes(m.total)} of {size} per device, {m.peak}"
     if not r.fits:
-        nearest = "none was found" if r.fitting is None else f"{format_layout(r.fitting)} ({r.fitting.n_processes:,} processes)"
-        verdict += f"; the nearest mesh that fits: {nearest}"
+        if r.fitting is not None:
+            verdict += f"; the nearest mesh that fits: {format_layout(r.fitting)} ({r.fitting.n_processes:,} processes)"
+        elif (building := r.ranks[0].memory.building) > r.cluster.device_bytes:
+            verdict += f"; no mesh fits, since rank 0 has the whole model twice when it starts, {format_bytes(building)}"
+        else:
+            verdict += "; no mesh that fits was found"
     return _wrap([verdict, *r.notes])
 
 

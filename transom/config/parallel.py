@@ -1,7 +1,7 @@
 """Schema of a run's layout: how many processes share its model and its batches."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Self
 
 from pydantic import Field
@@ -51,6 +51,13 @@ class ParallelConfig(Schema):
             rank, position[axis] = divmod(rank, getattr(self, axis))
         return position
 
+    def rank_at(self, position: Mapping[str, int]) -> int:
+        """Return the rank at a position along each axis."""
+        rank = 0
+        for axis, size in zip(self.AXES, self.sizes, strict=True):
+            rank = rank * size + position[axis]
+        return rank
+
     def batch_part(self, rank: int) -> int:
         """Return which part of each batch a rank computes, from 0; ranks that differ only in the other axes share a part."""
         position = self.coordinates(rank)
@@ -58,9 +65,11 @@ class ParallelConfig(Schema):
 
     def ranks_along(self, rank: int, axes: Collection[str]) -> list[int]:
         """Return, in ascending order, the ranks that differ from ``rank`` in ``axes`` only, ``rank`` included."""
-        mine = self.coordinates(rank)
-        fixed = [axis for axis in self.AXES if axis not in axes]
-        return [other for other in range(self.n_processes) if all(self.coordinates(other)[axis] == mine[axis] for axis in fixed)]
+        mine, ranks = self.coordinates(rank), [0]
+        for axis, size in zip(self.AXES, self.sizes, strict=True):
+            positions = range(size) if axis in axes else (mine[axis],)
+            ranks = [first * size + position for first in ranks for position in positions]
+        return ranks
 
     def with_processes(self, n: int, source: str) -> Self:
         """Return the layout with as many data-parallel copies as make ``n`` processes.

@@ -19,7 +19,6 @@ TIMEOUT = timedelta(days=7)
 """Timeout of a collective: long, because the other ranks wait while rank 0 validates. Exited processes are detected at once,
 stopped processes by their missing heartbeats."""
 
-_REDISTRIBUTE = logging.getLogger("torch.distributed.tensor._redistribute")
 
 KEPT = "the last checkpoint is kept: continue with --resume"
 """End of the message on a lost process."""
@@ -172,13 +171,18 @@ def join_process_group(meeting: Any, rank: int, size: int) -> Iterator[World]:
             raise ProcessLostError(f"expected {size} processes to join, found that one has exited") from error
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)  # nothing writes into it
-                _REDISTRIBUTE.setLevel(logging.ERROR)  # it warns of each tensor that two axes divide, when it is gathered
+                ignore_layout_warnings()
                 yield World(rank, size)
         finally:
             distributed.destroy_process_group()
     finally:
         sys.excepthook = hook  # PyTorch installs one that prefixes each line with the rank
+
+
+def ignore_layout_warnings() -> None:
+    """Ignore that a module of FSDP2 returns a view, into which nothing writes, and that tensors which two axes split are gathered twice."""
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 def _reset_group_counter() -> None:

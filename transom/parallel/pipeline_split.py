@@ -95,7 +95,7 @@ def list_stage_parameters(model: Network, stages: Sequence[range]) -> list[list[
     """
     spans = list_stacks(model)
     positions: list[Any] = [model.get_submodule(f"{span.embedding}.position") for span in spans]
-    in_attention = {id(p) for position in positions for p in position.bias_parameters}
+    in_attention = {id(p) for position in positions if position.bias_parameters for p in position.parameters()}
     stages_of = dict[int, set[int]]()
     for name, p in model.named_parameters(remove_duplicate=False):
         stages_of.setdefault(id(p), set()).update(_stages_with(name, spans, stages, id(p) in in_attention))

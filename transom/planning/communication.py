@@ -134,7 +134,7 @@ def _tensor_parallel(
         return
     for stack, n_blocks in stage.blocks.items():
         halves = 3 if stack == "decoder" and isinstance(config, EncoderDecoderConfig) else 2
-        halves -= isinstance(config.feed_forward, MoeConfig) and layout.expert > 1
+        halves -= isinstance(config.feed_forward, MoeConfig)  # its experts process this rank's tokens
         n_bytes = size.activation * micro.tokens(stack) * config.d_model / layout.context
         count = (3 if recompute else 2) * halves * n_blocks + (stack in stage.finished)
         yield Collective("all-gather", "tensor", f"hidden states of the {stack}", count, n_bytes)

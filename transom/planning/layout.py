@@ -103,6 +103,17 @@ def format_layout(layout: ParallelConfig) -> str:
     return ",".join(f"{axis}={getattr(layout, axis)}" for axis in PREFERENCE if getattr(layout, axis) > 1) or "data=1"
 
 
+def describe_rank(layout: ParallelConfig, rank: int) -> str:
+    """Describe a rank by its number and its position in the layout.
+
+    >>> describe_rank(ParallelConfig(data=2, tensor=4), 6)
+    'rank 6 (data 1, tensor 2)'
+    """
+    position = layout.coordinates(rank)
+    place = ", ".join(f"{axis} {position[axis]}" for axis in layout.AXES if getattr(layout, axis) > 1)
+    return f"rank {rank} ({place})" if place else "one process"
+
+
 def _structure(config: ModelConfig, layout: ParallelConfig) -> Iterator[str]:
     """Yield the numbers of a model that an axis does not divide, or that are too small for it."""
     n_blocks = sum(config.stacks)

@@ -98,14 +98,47 @@ def sum_by_name(config: ModelConfig, measure: Callable[[torch.Tensor], int]) -> 
     """
     if isinstance(config, TransformerConfig) and isinstance(config.depth, MixtureOfDepthsConfig) and (interval := config.depth.every) > 1:
         routed = sum_by_name(config.model_copy(update={"depth": config.depth.model_copy(update={"every": 1})}), measure)
-        n = {name: getattr(config, f"n_{name.split('.')[0]}_layers", 0) or config.stacks[0] for name in routed}
-        return {name: size * (n[name] // interval) // n[name] if ".blocks.depth." in name else size for name, size in routed.items()}
+        return {name: _routed_count(config, name, size, interval) for name, size in routed.items()}
     for smaller, larger, times in _smaller_configs(config):
         smaller_sums = sum_by_name(smaller, measure)
         return {
             name: smaller_sums.get(name, 0) + times * (size - smaller_sums.get(name, 0))
             for name, size in sum_by_name(larger, measure).items()
         }
+    found = dict[str, int]()
+    for name, parameter in _named_parameters(config):
+        found[name] = found.get(name, 0) + measure(parameter)
+    return found
+
+
+@lru_cache(maxsize=64)
+def count_shapes(config: ModelConfig) -> Mapping[tuple[str, tuple[int, ...]], int]:
+    """Count the parameters of each name, as in ``sum_by_name``, and shape. All experts are built, since the shape of a router has them."""
+    if isinstance(config, TransformerConfig) and isinstance(config.depth, MixtureOfDepthsConfig) and (interval := config.depth.every) > 1:
+        routed = count_shapes(config.model_copy(update={"depth": config.depth.model_copy(update={"every": 1})}))
+        return {key: _routed_count(config, key[0], count, interval) for key, count in routed.items()}
+    for smaller, larger, times in _shallower_configs(config):
+        few = count_shapes(smaller)
+        return {key: few.get(key, 0) + times * (count - few.get(key, 0)) for key, count in count_shapes(larger).items()}
+    found = dict[tuple[str, tuple[int, ...]], int]()
+    for name, parameter in _named_parameters(config):
+        key = name, tuple(parameter.shape)
+        found[key] = found.get(key, 0) + 1
+    return found
+
+
+def _routed_count(config: TransformerConfig, name: str, count: int, interval: int) -> int:
+    """Return a number of a parameter of all blocks as that of the blocks that a depth router belongs to."""
+    n = getattr(config, f"n_{name.split('.')[0]}_layers", 0) or config.stacks[0]
+    return count * (n // interval) // n if ".blocks.depth." in name else count
+
+
+def _named_parameters(config: ModelConfig) -> Iterator[tuple[str, nn.Parameter]]:
+    """Build the model on the meta device; yield each parameter with its name without indices.
+
+    Raises:
+        ConfigError: a matrix has more elements than PyTorch can count.
+    """
     if isinstance(config, TransformerConfig) and config.position.COMPUTED:
         config = config.model_copy(update={"position": NoPositionConfig()})
     try:
@@ -117,25 +150,28 @@ def sum_by_name(config: ModelConfig, measure: Callable[[torch.Tensor], int]) -> 
         raise ConfigError(
             "model: expected matrices of fewer than 2^61 elements each, found a larger one; lower model.d_model or tokenizer.vocab_size"
         ) from None
-    names, found = dict[nn.Parameter, str](), dict[str, int]()
+    names = dict[nn.Parameter, str]()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter not in names or not name.startswith("unembedding"):
             names[parameter] = re.sub(r"\.\d+(?=\.)", "", name)
-    for parameter, name in names.items():
-        found[name] = found.get(name, 0) + measure(parameter)
-    return found
+    yield from ((name, parameter) for parameter, name in names.items())
 
 
 def _smaller_configs(config: ModelConfig) -> Iterator[tuple[ModelConfig, ModelConfig, int]]:
     """Yield (configuration with one block or expert, configuration with two, number of blocks or experts in ``config`` minus 1)."""
-    for field in ("n_encoder_layers", "n_decoder_layers", "n_layers") if isinstance(config, TransformerConfig | RecurrentConfig) else ():
-        if (n := getattr(config, field, 0)) > 2:
-            smaller, larger = (config.model_copy(update={field: each}) for each in (1, 2))
-            yield smaller, larger, n - 1
+    yield from _shallower_configs(config)
     if isinstance(config, TransformerConfig) and isinstance(config.feed_forward, MoeConfig) and (n := config.feed_forward.n_experts) > 2:
         feed_forwards = (config.feed_forward.model_copy(update={"n_experts": each}) for each in (1, 2))
         smaller, larger = (config.model_copy(update={"feed_forward": feed_forward}) for feed_forward in feed_forwards)
         yield smaller, larger, n - 1
+
+
+def _shallower_configs(config: ModelConfig) -> Iterator[tuple[ModelConfig, ModelConfig, int]]:
+    """Yield (configuration with one block, configuration with two, number of blocks in ``config`` minus 1)."""
+    for field in ("n_encoder_layers", "n_decoder_layers", "n_layers") if isinstance(config, TransformerConfig | RecurrentConfig) else ():
+        if (n := getattr(config, field, 0)) > 2:
+            smaller, larger = (config.model_copy(update={field: each}) for each in (1, 2))
+            yield smaller, larger, n - 1
 
 
 def _count_inactive(config: ModelConfig, sizes: Mapping[str, int]) -> int:

@@ -41,14 +41,29 @@ class RankBytes(TrainingBytes):
 
     Attributes:
         gathered: whole weights and gradients of the blocks that sharding gathers.
+        validated: whole weights that rank 0 gathers to validate them, when it has neither gradients nor activations.
+        building: whole models that the rank has before the layout is applied: its own, and on rank 0 the one that validates.
     """
 
     gathered: int = 0
+    validated: int = 0
+    building: int = 0
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """Bytes of tensors by what the rank does."""
+        kept = self.weights + self.validation_copy + self.optimizer + self.average
+        return {"in a step": super().tensors + self.gathered, "when it validates": kept + self.validated, "when it starts": self.building}
+
+    @property
+    def peak(self) -> str:
+        """Phase in which the rank needs the most memory, as in "in a step"."""
+        return max(self.phases, key=self.phases.__getitem__)
 
     @property
     def tensors(self) -> int:
         """Largest number of bytes of tensors at once."""
-        return super().tensors + self.gathered
+        return max(self.phases.values())
 
 
 def count_rank_bytes(
@@ -61,6 +76,8 @@ def count_rank_bytes(
 ) -> RankBytes:
     """Count the bytes of one rank; sharding divides weights, gradients, optimizer state and averages (Rajbhandari et al. 2020).
 
+    The rank of the first stage is rank 0, which validates alone: it has a second whole model, and gathers the weights for it.
+
     Args:
         config: model configuration with known vocabulary sizes.
         training: settings of the optimizer, the averaging of weights and the adapter.
@@ -69,17 +86,20 @@ def count_rank_bytes(
         parameters: parameters of the rank, before sharding.
         activations: bytes of activations, from ``rank_activations``.
     """
-    n = -(-parameters.total // layout.shard)
-    all_trained = count_trained(config, training)
+    n, whole = parameters.sharded, FLOAT32 * count_parameters(config).total
+    all_trained, averages = count_trained(config, training), count_averages(training)
     trained = round(n * all_trained / count_parameters(config).total)
+    splits_weights = layout.n_processes > layout.data * layout.context
     return RankBytes(
         weights=FLOAT32 * n,
-        validation_copy=FLOAT32 * n,
+        validation_copy=whole if stage.is_first else 0,
         gradients=FLOAT32 * trained,
         optimizer=round(FLOAT32 * trained * count_optimizer_state(config, training) / all_trained),
-        average=FLOAT32 * count_averages(training) * trained,
+        average=FLOAT32 * averages * trained,
         activations=activations,
         gathered=FLOAT32 * (GATHERED_BLOCKS * parameters.block + 2 * parameters.ends) if layout.shard > 1 else 0,
+        validated=(2 if averages else 1) * whole if stage.is_first and splits_weights else 0,
+        building=(2 if stage.is_first else 1) * whole,
     )
 
 

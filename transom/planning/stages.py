@@ -1,19 +1,20 @@
 """Divide the parameters of a model over the ranks of a layout: by stage, by tensor and expert parallelism, and by sharding."""
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
-from transom.config.architecture import EncoderDecoderConfig, ModelConfig
+from transom.config.architecture import EncoderDecoderConfig, ModelConfig, TransformerConfig
+from transom.config.components import MultiHeadAttentionConfig
 from transom.config.parallel import ParallelConfig
-from transom.planning.parameters import sum_by_name
+from transom.planning.parameters import count_shapes
 from transom.planning.pipeline_stages import stage_blocks
 
-COLUMN_PARALLEL = re.compile(r"\.(attn|cross)\.([qkv]\.(weight|bias)|sinks)$|\.ff\.(experts\.|shared\.)?(gate|up)\.(weight|bias)$")
-ROW_PARALLEL = re.compile(r"\.(attn|cross)\.o\.weight$|\.ff\.(experts\.|shared\.)?down\.weight$")
-"""Names of the parameters that tensor parallelism splits by output or input dimension (Shoeybi et al. 2019, section 3)."""
+ATTENTION = re.compile(r"\.(attn|cross)\.(?:([qkv])\.(?:weight|bias)|(o)\.weight|(sinks))$")
+FEED_FORWARD = re.compile(r"\.ff\.(?:(gate|up)\.(?:weight|bias)|(down)\.weight)$")
+POSITION_BIAS = "embedding.position.table.weight"
+"""Names of the parameters that tensor parallelism splits, by heads and hidden units (Shoeybi et al. 2019, section 3)."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class StageParameters:
-    """Numbers of parameters of one rank of a stage, before sharding.
+    """Numbers of parameters of one rank of a stage, before sharding unless said otherwise.
 
     Attributes:
         block: parameters of the stage's largest block.
@@ -62,6 +63,7 @@ class StageParameters:
         ends: parameters of embeddings, last norm and output layer.
         replicated: number of parameters, by axis, that all ranks along this axis hold whole, so that their gradients are summed over it.
         tied: parameters of an embedding whose other copy is in another stage, so that its gradient is summed over both.
+        sharded: parameters that the rank holds after sharding.
     """
 
     block: int
@@ -69,10 +71,11 @@ class StageParameters:
     ends: int
     replicated: dict[str, int]
     tied: int
+    sharded: int
 
     @property
     def total(self) -> int:
-        """All parameters of the rank."""
+        """All parameters of the rank, before sharding."""
         return self.blocks + self.ends
 
 
@@ -95,37 +98,72 @@ def divide_stages(config: ModelConfig, n_stages: int) -> list[Stage]:
     return stages
 
 
-def count_stage_parameters(config: ModelConfig, layout: ParallelConfig, stage: Stage) -> StageParameters:
-    """Count the parameters that a rank of a stage holds, before sharding."""
+def _local_size(shape: tuple[int, ...], dim: int | None, parts: int, shards: int = 1, shard: int = 0) -> int:
+    """Return the number of elements of a parameter that a rank holds.
+
+    Args:
+        shape: shape of the whole parameter.
+        dim: dimension that tensor parallelism splits; None for none.
+        parts: parts along this dimension, which must divide it.
+        shards: parts along the first dimension afterwards, of the sizes of ``torch.chunk`` (``fully_shard``).
+        shard: the part that is counted.
+    """
+    sizes = [size // parts if i == dim else size for i, size in enumerate(shape)]
+    if shards > 1 and sizes:
+        size = -(-sizes[0] // shards)
+        sizes[0] = max(0, min(size, sizes[0] - shard * size))
+    return math.prod(sizes)
+
+
+def count_stage_parameters(config: ModelConfig, layout: ParallelConfig, stage: Stage, shard: int = 0) -> StageParameters:
+    """Count the parameters that a rank of a stage holds.
+
+    Args:
+        config: model configuration with known vocabulary sizes.
+        layout: the layout.
+        stage: the stage of the rank.
+        shard: position of the rank along ``shard``; the first shard is the largest.
+    """
     n_blocks = dict(zip(stack_names(config), config.stacks, strict=True))
-    largest, blocks, ends, tied = dict.fromkeys(stage.blocks, 0), 0, 0, 0
+    largest, blocks, ends, tied, sharded = dict.fromkeys(stage.blocks, 0), 0, 0, 0, 0
     replicated = dict.fromkeys(("data", "expert", "context", "tensor"), 0)
-    for name, size in sum_by_name(config, torch.numel).items():
-        split, own = _split_axes(name, layout), 0
-        divisor = 1
-        for axis in split:
-            divisor *= getattr(layout, axis)
-        stack = name.split(".")[0]
+    for (name, shape), count in count_shapes(config).items():
+        dim, stack = _tensor_dim(config, layout, name), name.split(".")[0]
+        if is_expert := ".ff.experts." in name and layout.expert > 1:
+            count //= layout.expert
+        whole, part = (count * _local_size(shape, dim, layout.tensor, *shards) for shards in ((), (layout.shard, shard)))
+        own = own_part = 0
         if ".blocks." in name:
-            per_block = -(-size // (n_blocks[stack] * divisor))
             if stack in stage.blocks:
-                largest[stack] += per_block
-                own = per_block * stage.blocks[stack]
+                largest[stack] += -(-whole // n_blocks[stack])
+                own, own_part = (size * stage.blocks[stack] // n_blocks[stack] for size in (whole, part))
                 blocks += own
         elif stage.index in (holders := set(_holders(config, name, layout.pipeline))):
-            own = -(-size // divisor)
+            own, own_part = whole, part
             ends += own
             tied += own if len(holders) > 1 else 0
+        sharded += own_part
         for axis in replicated:
-            replicated[axis] += own if axis not in split else 0
-    return StageParameters(max(largest.values(), default=0), blocks, ends, replicated, tied)
+            is_split = is_expert if axis == "expert" else axis == "tensor" and dim is not None
+            replicated[axis] += 0 if is_split else own
+    return StageParameters(max(largest.values(), default=0), blocks, ends, replicated, tied, sharded)
 
 
-def _split_axes(name: str, layout: ParallelConfig) -> tuple[str, ...]:
-    """Return the axes that split a parameter. With expert parallelism whole experts are divided, to which all tokens are sent."""
-    if ".ff.experts." in name and layout.expert > 1:
-        return ("expert",)
-    return ("tensor",) if COLUMN_PARALLEL.search(name) or ROW_PARALLEL.search(name) else ()
+def _tensor_dim(config: ModelConfig, layout: ParallelConfig, name: str) -> int | None:
+    """Return the dimension of a parameter that tensor parallelism splits, or None if ranks hold it whole, as the experts of a mixture."""
+    if layout.tensor == 1 or not isinstance(config, TransformerConfig):
+        return None
+    if found := FEED_FORWARD.search(name):
+        return 0 if found[1] else 1
+    attention = config.attention
+    if type(attention) is not MultiHeadAttentionConfig or not attention.output_projection or attention.score.kind != "scaled-dot":
+        return None  # every rank computes all heads
+    if name.endswith(POSITION_BIAS):
+        return 1 if config.position.BIASES else None
+    found = ATTENTION.search(name)
+    if found is None or (found[2] in ("k", "v") and config.of_stack(name.split(".")[0]).n_kv_heads < layout.tensor):
+        return None  # ranks share key heads
+    return 1 if found[3] else 0
 
 
 def _holders(config: ModelConfig, name: str, n_stages: int) -> Iterator[int]:
@@ -135,6 +173,12 @@ def _holders(config: ModelConfig, name: str, n_stages: int) -> Iterator[int]:
     first_of = {"embedding": 0, "source_embedding": 0, "target_embedding": decoder_start}
     if module not in first_of:
         yield next((stage.index for stage in stages if module in stage.finished), n_stages - 1)
+        return
+    if (
+        name.endswith(POSITION_BIAS) and isinstance(config, TransformerConfig) and config.position.BIASES
+    ):  # the attention of every block of the stack reads it
+        own = "encoder" if module == "source_embedding" or config.STACK == "an encoder" else "decoder"
+        yield from (stage.index for stage in stages if own in stage.blocks)
         return
     yield first_of[module]
     if not name.endswith("embedding.tokens.weight"):

@@ -10,6 +10,7 @@ import torch
 
 from transom.config.architecture import EncoderDecoderConfig, ModelConfig, TextModelConfig, TransformerConfig
 from transom.config.moe import MoeConfig
+from transom.config.parallel import ParallelConfig
 from transom.config.patterns import block_patterns
 from transom.config.training import AdamWConfig, NoAverageConfig, TextTrainingConfig, TrainingConfig
 from transom.config.vision import ImageClassifierConfig, VisionTransformerConfig
@@ -20,6 +21,7 @@ from transom.planning.memory import device_memory
 from transom.planning.parameters import count_parameters
 from transom.planning.plan import Fit, Plan, TimePlan, compute_budget, flops_per_token
 from transom.planning.precision import choose_precision
+from transom.planning.sharding_advice import sharding_advice
 from transom.planning.training_bytes import LIBRARY_BYTES, WORKSPACE_FRACTION, Sharding, StepMemory, TrainingBytes, count_training_bytes
 from transom.training.optimizer import build_optimizer
 from transom.training.simulated_step import BatchShape, build_batch, run_step, simulate_step
@@ -51,6 +53,7 @@ class PlanOptions:
         flops_per_second: peak rate of one device in FLOP/s; None for no times.
         rate_source: where the rate comes from.
         on_cpu: whether the devices are processors, on which a process holds more than its tensors.
+        unsharded: the layout of the recipe without its shards; None if it has none.
     """
 
     context: int | None = None
@@ -65,6 +68,7 @@ class PlanOptions:
     flops_per_second: float | None = None
     rate_source: str = "given"
     on_cpu: bool = True
+    unsharded: ParallelConfig | None = None
 
 
 NO_OPTIONS = PlanOptions()
@@ -103,6 +107,11 @@ def plan_run(name: str, config: ModelConfig, training: TrainingConfig, options: 
         seconds = per_step / (options.devices * options.flops_per_second * utilization)
         timing = TimePlan(per_step, options.flops_per_second, options.rate_source, utilization, seconds, n_steps, options.devices)
     count = count_parameters(config)
+    notes = _notes(config, training, step, options.on_cpu)
+    if timing is not None and 2 * options.batch_parts * steps.bytes(step, 1, "none").total <= device_bytes:
+        notes += _sharding_notes(
+            config, options, timing, shape.rows * (1 if flops.unit == "image" else shape.target or shape.source) * flops.training
+        )
     return Plan(
         name=name,
         family=config.FAMILY,
@@ -120,8 +129,15 @@ def plan_run(name: str, config: ModelConfig, training: TrainingConfig, options: 
         budget=compute_budget(count.active, n_steps * batch, flops.training) if config.STACK == "a decoder" else None,
         time=timing,
         fit=Fit(device_bytes, memory.total <= device_bytes, steps.largest_rows(shape, device_bytes), steps.fewest(shape, device_bytes)),
-        notes=_notes(config, training, step, options.on_cpu),
+        notes=notes,
     )
+
+
+def _sharding_notes(config: ModelConfig, options: PlanOptions, timing: TimePlan, flops: float) -> tuple[str, ...]:
+    """Say when not to shard a model that fits a device twice over, where a micro-batch has ``flops``."""
+    whole = ParallelConfig(data=options.devices) if options.sharding == "full" and options.devices > 1 else options.unsharded
+    seconds = flops * options.batch_parts / (timing.flops_per_second * timing.utilization)
+    return () if whole is None else tuple(sharding_advice(whole, seconds, sum(config.stacks)))
 
 
 def predict_bytes(config: ModelConfig, training: TrainingConfig, shape: BatchShape, dtype: torch.dtype) -> TrainingBytes:

@@ -1,0 +1,43 @@
+"""Ranks of one machine: results in order, and a failing rank by its number."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+from torch import distributed
+
+from transom.parallel.local_ranks import RanksFailedError, run_on_ranks
+
+
+def add(rank: int, number: float) -> tuple[int, torch.Tensor]:
+    x = torch.tensor([float(rank), number])
+    distributed.all_reduce(x)
+    return rank, x
+
+
+def fail_on(rank: int, failing: int, how: str) -> None:
+    if rank == failing:
+        if how == "raise":
+            raise ValueError("no such width")
+        os.kill(os.getpid(), signal.SIGKILL)
+    distributed.barrier()
+
+
+def test_results_come_in_rank_order() -> None:
+    results = run_on_ranks(3, add, 0.5)
+    assert [rank for rank, _ in results] == [0, 1, 2] and all(x.tolist() == [3.0, 1.5] for _, x in results)
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.parametrize(("how", "message"), [("raise", "ValueError: no such width"), ("kill", "was killed by signal 9")])
+def test_the_rank_that_fails_is_named_first(failing: int, how: str, message: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(RanksFailedError) as failed:
+        run_on_ranks(3, fail_on, failing, how)
+    first, *others = failed.value.failures
+    assert (first.rank, first.error) == (failing, message)
+    assert all("ValueError" not in each.error for each in others), "they have lost a connection"
+    assert ("no such width" in first.traceback) == (how == "raise")
+    assert time.monotonic() - begin < 60
