@@ -24,10 +24,11 @@ END_BEFORE_JOINING = {"die early": signal.SIGKILL, "stop early": signal.SIGSTOP}
 def talk(world: World) -> dict[str, object]:
     """Do each thing once that processes do together."""
     own = [torch.full((2, 3), 10.0**world.rank), torch.tensor([world.rank + 0.5])]
+    world.all_reduce(own)
     return {
         "broadcast_scalars": world.broadcast_scalars(7 if world.rank == 0 else 99),
         "totals": world.all_reduce_scalars(*SAID[world.rank]),
-        "summed": [x.tolist() for x in world.all_reduce(own)],
+        "summed": [x.tolist() for x in own],
         "gathered": [x.tolist() for x in world.all_gather(torch.tensor([world.rank]))],
         "joint": world.all_gather_lists(LISTS[world.rank]),
     }

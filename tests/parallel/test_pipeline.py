@@ -134,24 +134,6 @@ def compute(case: Case) -> tuple[float, float, dict[str, Tensor], dict[str, floa
     return loss, nll, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, metrics
 
 
-class GroupWorld(World):
-    """The world of ranks that compute parts of the batch with the same stage."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        super().__init__(mesh.get_local_rank(), mesh.size())
-        self._group = mesh.get_group()
-
-    def all_reduce_scalars(self, *numbers: float) -> tuple[float, ...]:
-        sums = torch.tensor(numbers, dtype=torch.float64)
-        torch.distributed.all_reduce(sums, group=self._group)
-        return tuple(sums.tolist())
-
-    def all_reduce(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        for x in tensors:
-            torch.distributed.all_reduce(x, group=self._group)
-        return list(tensors)
-
-
 def stage_of(case: Case, mesh: DeviceMesh, n_stages: int) -> Pipeline:
     config = case.config
     assert isinstance(config, TransformerConfig)
@@ -179,7 +161,7 @@ def run_stage(
         n_elements = sum(p.numel() for p in pipeline.counted)
         if kind == "shard":
             shard(pipeline, mesh["shard"])
-        world = SINGLE_PROCESS if n_parts == 1 else GroupWorld(mesh[kind])
+        world = SINGLE_PROCESS if n_parts == 1 else World(part, n_parts, mesh.get_group(kind))
         objective, auxiliary = case.objective(model), auxiliary_objectives(model, world, pipeline.record)
         n = sum(batch.n_target_tokens for batch in case.batches()) * objective.n_copies
         batches = [objective.prepare(batch) for batch in split_micro_batches(case.batches(part, n_parts), n_stages)]
@@ -193,7 +175,6 @@ def run_stage(
         gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         gradients = {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in gradients.items()}
         if kind == "data" and n_parts > 1:
-            assert isinstance(world, GroupWorld)
             world.all_reduce(list(gradients.values()))
         results.append((sums, gradients, metrics, n_elements))
     return results
@@ -239,6 +220,7 @@ LOSSES = [
     Case(DECODER | {"depth": {"kind": "mod", "capacity": 0.5, "every": 2}}),
     Case(DECODER, shapes=((3, 5),)),
     Case(DECODER, shapes=((1, 5),)),
+    Case(DECODER | {"feed_forward": BIASED}, shapes=((3, 5), (1, 4))),
 ]
 
 
@@ -325,7 +307,7 @@ def test_two_steps_and_the_collected_tensors_are_those_of_one_process(tied: str)
 def fail(rank: int) -> None:
     case, mesh = Case(DECODER), init_device_mesh("cpu", (2,), mesh_dim_names=("pipeline",))
 
-    def loss(batch: Batch, factors: Any, activations: Any) -> StageLoss:
+    def loss(batch: Batch, factors: Any, activations: Any, counted: bool) -> StageLoss:
         if factors is not None:
             raise ConfigError("the loss fails")
         return StageLoss()

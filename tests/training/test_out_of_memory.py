@@ -123,8 +123,8 @@ def test_all_processes_give_memory_back_if_one_keeps_it(keeps_here: bool, quick:
         def all_reduce_scalars(self, *numbers: float) -> tuple[float, ...]:
             return (*numbers[:-1], numbers[-1] + (len(given_back) < 2)) if len(numbers) == 5 else numbers
 
-        def all_reduce(self, tensors: Any) -> Any:
-            return list(tensors)
+        def all_reduce(self, tensors: Any) -> None:
+            pass
 
     model, batch = tiny(), translation_batch(SOURCES[:1], TARGETS[:1], [0])
     freed = FreedMemoryPolicy(CPU)

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -19,6 +19,9 @@ TIMEOUT = timedelta(days=7)
 """Timeout of a collective: long, because the other ranks wait while rank 0 validates. Exited processes are detected at once,
 stopped processes by their missing heartbeats."""
 
+
+BUCKET_BYTES = 2**22
+"""Least size of what one all-reduce sums, if there is as much."""
 
 KEPT = "the last checkpoint is kept: continue with --resume"
 """End of the message on a lost process."""
@@ -80,13 +83,19 @@ class World:
         self._run_collective(lambda: distributed.all_reduce(sums, group=self.group))
         return tuple(sums.tolist())
 
-    def all_reduce(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sum of each tensor over all ranks, bit-identical on every rank."""
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all ranks, in place, bit-identical on every rank.
+
+        Large tensors are summed where they are, small ones in buckets, so that no second copy of all of them is needed.
+        """
         if self.size == 1:
-            return list(tensors)
-        flat = torch.cat([x.reshape(-1) for x in tensors])
-        self._run_collective(lambda: distributed.all_reduce(flat, group=self.group))
-        return [part.view_as(x) for part, x in zip(flat.split([x.numel() for x in tensors]), tensors, strict=True)]
+            return
+        for bucket in _buckets(tensors):
+            flat = bucket[0] if len(bucket) == 1 and bucket[0].is_contiguous() else torch.cat([x.reshape(-1) for x in bucket])
+            self._run_collective(partial(distributed.all_reduce, flat, group=self.group))
+            if flat is not bucket[0]:
+                for x, total in zip(bucket, flat.split([x.numel() for x in bucket]), strict=True):
+                    x.copy_(total.view_as(x))
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
         """Return ``x`` of all ranks, in rank order; all ranks must pass the same shape."""
@@ -138,6 +147,22 @@ class World:
             collective()
         except RuntimeError as error:  # raised by gloo when a connection closes
             raise ProcessLostError(f"expected {self.size} running processes, found that one has exited; {KEPT}") from error
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield successive tensors in lists of at least ``BUCKET_BYTES`` but for the last; each large tensor is alone."""
+    bucket, n_bytes = list[Tensor](), 0
+    for x in tensors:
+        if x.nbytes >= BUCKET_BYTES:
+            yield [x]
+            continue
+        bucket.append(x)
+        n_bytes += x.nbytes
+        if n_bytes >= BUCKET_BYTES:
+            yield bucket
+            bucket, n_bytes = [], 0
+    if bucket:
+        yield bucket
 
 
 def _bytes_of(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -32,7 +32,7 @@ from transom.models.seq2seq import Seq2SeqTransformer
 from transom.models.vision import VisionTransformer
 from transom.parallel.chunk_mask import ChunkMask
 from transom.parallel.ring_attention import RingOptions, ring_attention
-from transom.parallel.sequence import chunk_range, gather_sequence, split_sequence
+from transom.parallel.sequence import chunk_range, gather_sequence, split_sequence, split_token_masks
 
 
 def apply_context_parallel(model: Network, mesh: DeviceMesh, ring: bool = True) -> None:
@@ -58,12 +58,7 @@ def apply_context_parallel(model: Network, mesh: DeviceMesh, ring: bool = True) 
         elif isinstance(module, Attention):
             vars(module)["attend"] = partial(_attend, module, group, ring)
     _defer_masks(model)
-    whole_masks = model.token_masks
-
-    def token_masks(site: str, batch: Any) -> list[Bool[Tensor, "batch tokens"]]:
-        return [split_sequence(mask, 1, group) for mask in whole_masks(site, batch)]
-
-    vars(model)["token_masks"] = token_masks  # an observer records the activations of this rank's tokens
+    split_token_masks(model, group)
 
 
 def _defer_masks(model: Network) -> None:

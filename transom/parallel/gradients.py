@@ -3,13 +3,13 @@
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from transom.models.base import Network
 from transom.parallel.layouts import split_axes
 from transom.parallel.mesh import Ranks
 from transom.parallel.pipeline import Pipeline
-from transom.parallel.sharding import from_local, local
+from transom.parallel.sharding import local
 
 SUMMED_AXES = ("data", "shard", "expert", "context", "tensor")
 """Axes along which ranks compute gradients of different samples or tokens."""
@@ -47,9 +47,10 @@ class Gradients:
         for axes, parameters in self._by_axes.items():
             world = self._ranks.along(axes)
             if world.size > 1:
-                gradients = [local(torch.zeros_like(p) if p.grad is None else p.grad) for p in parameters]
-                for p, total in zip(parameters, world.all_reduce(gradients), strict=True):
-                    p.grad = from_local(total, p)
+                for p in parameters:
+                    if p.grad is None:
+                        p.grad = torch.zeros_like(p)
+                world.all_reduce([local(p.grad) for p in parameters if p.grad is not None])
 
     def clip_norm(self, max_norm: float) -> float:
         """Clip the norm of all gradients, each counted once however many ranks hold it; return the norm before clipping.
@@ -59,8 +60,8 @@ class Gradients:
         if not any(self._split.values()):
             return nn.utils.clip_grad_norm_(self._split, max_norm).item()
         gradients = [(local(p.grad), split, p in self._counted) for p, split in self._split.items() if p.grad is not None]
-        squares = sum(_square_sum(gradient) / self._n_holders(split) for gradient, split, counted in gradients if counted)
-        norm = math.sqrt(self._ranks.world.all_reduce_scalars(squares)[0])
+        squares = [gradient.double().square().sum() / self._n_holders(split) for gradient, split, counted in gradients if counted]
+        norm = math.sqrt(self._ranks.world.all_reduce_scalars(float(sum(squares)))[0])
         if (factor := max_norm / (norm + 1e-6)) < 1.0:
             for gradient, *_ in gradients:
                 gradient.mul_(factor)
@@ -70,7 +71,3 @@ class Gradients:
         """Return the number of ranks that hold the same shard of a parameter that is split by these axes."""
         layout = self._ranks.layout
         return math.prod(size for axis, size in zip(layout.AXES, layout.sizes, strict=True) if axis not in split)
-
-
-def _square_sum(x: Tensor) -> float:
-    return x.double().square().sum().item()

@@ -7,6 +7,7 @@ from torch.distributed.tensor import DTensor
 
 from transom.checkpoints.piece_files import SavedTensors
 from transom.checkpoints.pieces import Piece
+from transom.parallel.sharding import from_local
 
 
 def local_piece(x: Tensor) -> Piece:
@@ -36,7 +37,4 @@ def read_like(saved: SavedTensors, name: str, like: Tensor) -> Tensor:
         like: a tensor of the same shape.
     """
     local = saved.read(name, local_piece(like).block)
-    if not isinstance(like, DTensor):
-        return local
-    local = local.to(like.device_mesh.device_type)
-    return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
+    return from_local(local.to(like.device_mesh.device_type), like) if isinstance(like, DTensor) else local

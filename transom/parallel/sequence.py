@@ -17,6 +17,8 @@ from torch.autograd import Function
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
+from transom.models.base import Network
+
 
 def chunk_range(length: int, index: int, n: int) -> tuple[int, int]:
     """Return start and end of chunk ``index`` of ``n`` chunks of ``length`` tokens.
@@ -51,6 +53,12 @@ def reduce_scatter_sequence(x: Float[Tensor, "..."], dim: int, group: ProcessGro
     """Return this rank's chunk along ``dim`` of the sum of all ranks' tensors; the backward pass is a gather."""
     chunk: Tensor = _ReduceScatter.apply(x, dim % x.dim(), group)  # type: ignore[no-untyped-call]
     return chunk
+
+
+def split_token_masks(model: Network, group: ProcessGroup) -> None:
+    """Let ``model.token_masks`` return this rank's tokens, whose activations an observer records."""
+    whole = model.token_masks
+    vars(model)["token_masks"] = lambda site, batch: [split_sequence(mask, 1, group) for mask in whole(site, batch)]
 
 
 def split_loss_mask(loss_mask: Bool[Tensor, "*positions"], index: int, n: int, n_copies: int = 1) -> Bool[Tensor, "*positions"]:

@@ -19,6 +19,7 @@ from transom.checkpoints.pieces import Piece, Pieces, assign_writers, describe
 from transom.checkpoints.save_pieces import save_pieces
 from transom.errors import TransomError
 from transom.parallel.collectives import TIMEOUT, ProcessLostError, World
+from transom.parallel.torchrun import processes_on_machine
 from transom.planning.memory import free_memory
 
 T = TypeVar("T")
@@ -75,7 +76,9 @@ class ProcessGroupPeers:
 
 
 class SharedCheckpoints:
-    """The checkpoints of a run, written by a thread of each rank from copies of the tensors. Every method is called by all ranks.
+    """The checkpoints of a run, written by a thread of each rank from copies of the tensors.
+
+    All ranks call ``latest``, ``names_elsewhere`` and ``save`` at the same point of the run. ``check`` and ``wait`` concern one rank.
 
     With one process, or if no tensor is split, rank 0 writes whole tensors in the format of ``Checkpoints.save``.
 
@@ -122,7 +125,7 @@ class SharedCheckpoints:
         }
         if self.peers.rank == 0:
             mine |= {group: pieces[group] for group in pieces if group in whole}
-        copies = _copy(mine, self.peers.size)
+        copies = _copy(mine, processes_on_machine(self.peers.size))
         job = _Job(step, mine if copies is None else copies, whole, any(names), copy.deepcopy(dict(state)), after)
         self._writing = step, self._thread.submit(self._write, job)
         if copies is None:

@@ -10,7 +10,6 @@ global shape, while the layers read this rank's part, a plain tensor.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from jaxtyping import Bool
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,7 +24,7 @@ from transom.layers.mixture_of_experts import MixtureOfExperts
 from transom.layers.position_encoding import Alibi, PositionEncoding, RelativePositionBias
 from transom.layers.stack import Stack
 from transom.models.base import Network
-from transom.parallel.sequence import chunk_range, gather_sequence, reduce_scatter_sequence, split_sequence
+from transom.parallel.sequence import chunk_range, gather_sequence, reduce_scatter_sequence, split_sequence, split_token_masks
 
 COLUMNS = {"weight": 0, "bias": 0, "lora_b": 0}
 """Axis along which each parameter of a column-parallel linear layer is split; PyTorch stores W transposed, so axis 0 holds the outputs."""
@@ -52,12 +51,7 @@ def apply_tensor_parallel(model: Network, mesh: DeviceMesh) -> None:
     own_attention = isinstance(model.config, TransformerConfig) and type(model.config.attention) is MultiHeadAttentionConfig
     for stack, position in zip(stacks, positions, strict=True):
         _split_stack(stack, position, tensor, own_attention)
-    whole_masks, group = model.token_masks, tensor.get_group()
-
-    def token_masks(site: str, batch: Any) -> list[Bool[Tensor, "batch tokens"]]:
-        return [split_sequence(mask, 1, group) for mask in whole_masks(site, batch)]
-
-    vars(model)["token_masks"] = token_masks  # an observer records the activations of this rank's tokens
+    split_token_masks(model, tensor.get_group())
 
 
 class _PartialDropout(NamedTuple):

@@ -26,6 +26,11 @@ def torchrun_rank() -> TorchrunRank | None:
     return TorchrunRank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", "0")))
 
 
+def processes_on_machine(n_processes: int) -> int:
+    """Return how many of the run's ``n_processes`` processes share this machine: as torchrun says, all of them without it."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", n_processes)) if torchrun_rank() is not None else n_processes
+
+
 def restart_count() -> int:
     """Return how often torchrun has restarted the ranks after a failure, as with ``--max-restarts``."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

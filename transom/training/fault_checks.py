@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transom.data.batch import Batch
 from transom.data.batch_bytes import batches_from_bytes, batches_to_bytes
@@ -11,7 +11,6 @@ from transom.models.base import Network
 from transom.parallel.digests import Named, ReplicaError, Replicas, describe_difference, faulty_ranks, gradient_digest
 from transom.parallel.mesh import Ranks
 from transom.training.out_of_memory import is_out_of_memory
-from transom.training.train_state import trainable_tensors
 
 RECOMPUTATION_FACTOR = 10
 """Number of comparisons of digests per recomputation of a gradient, which takes about as long as a step."""
@@ -67,8 +66,8 @@ class FaultChecks:
             self._replicas.compare(self._gradients(), step, recompute)
 
     def _state(self) -> Named:
-        state = dict[str, tuple[Tensor, Tensor]]()
-        state |= {f"buffer {name}": (x, x) for name, x in trainable_tensors(self.model).items() if not isinstance(x, nn.Parameter)}
+        saved = self.model.state_dict().keys()
+        state = {f"buffer {name}": (x, x) for name, x in self.model.named_buffers() if name in saved}
         for name, p in self.model.named_parameters():
             state[f"weight {name}"] = p, p
             state |= {f"optimizer state {name}.{entry}": (p, x) for entry, x in self.optimizer.state.get(p, {}).items()}

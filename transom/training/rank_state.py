@@ -17,6 +17,7 @@ from transom.parallel.layouts import apply_layout, gather_whole
 from transom.parallel.local_pieces import local_pieces
 from transom.parallel.mesh import Ranks
 from transom.parallel.shared_checkpoints import SharedCheckpoints
+from transom.parallel.torchrun import processes_on_machine
 from transom.planning.freed_memory import FreedMemoryPolicy
 from transom.training.optimizer import build_optimizer, split_groups_by_mesh
 from transom.training.resume import ResumeState, load_resume_state
@@ -88,7 +89,7 @@ class RankState:
         pipeline = apply_layout(model, ranks, dtype)
         self.optimizer = build_optimizer(model, recipe.training.optimizer, dtype)
         split_groups_by_mesh(self.optimizer)
-        self.freed = FreedMemoryPolicy(ranks.device, ranks.world.size)
+        self.freed = FreedMemoryPolicy(ranks.device, processes_on_machine(ranks.world.size))
         objective = task.objective(model)
         self.train_step = TrainStep(model, self.optimizer, recipe.training, dtype, objective, ranks, self.freed, self._any_batch, pipeline)
         self.averager = WeightAverager(recipe.training.average, model)

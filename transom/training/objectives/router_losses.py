@@ -68,7 +68,8 @@ class ExpertLoadBalancing(_RouterObjective):
                 for batch, activations in zip(micro_batches, self.record(micro_batches, self.sites), strict=True):
                     for site, mixture in self._mixtures.items():
                         counts[site] += _count_assignments(mixture, self._passes(site, batch, activations))[0]
-            self._batch_counts = dict(zip(counts, self._world.all_reduce(list(counts.values())), strict=True))
+            self._world.all_reduce(list(counts.values()))
+            self._batch_counts = counts
 
     def loss(self, forward: ForwardPass) -> Float[Tensor, ""] | float:
         """Compute a micro-batch's contribution to the balancing losses and router z-losses of all layers."""
@@ -97,7 +98,8 @@ class ExpertLoadBalancing(_RouterObjective):
             assignments dropped because an expert was full.
         """
         (dropped,) = self._world.all_reduce_scalars(self._n_overflow)
-        every = [counts.double() for counts in self._world.all_reduce(list(self._counts.values()))]
+        self._world.all_reduce(list(self._counts.values()))
+        every = [counts.double() for counts in self._counts.values()]
         for mixture, counts in zip(self._mixtures.values(), every, strict=True):
             learns = updated and mixture.router.weight.requires_grad
             if learns and isinstance(mixture.config.load_balancing, BiasBalancingConfig) and mixture.bias is not None:
