@@ -26,11 +26,6 @@ def torchrun_rank() -> TorchrunRank | None:
     return TorchrunRank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def restart_count() -> int:
-    """Return how often torchrun has restarted the ranks after a failure, as with ``--max-restarts``."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
 def torchrun_job() -> str:
     """Return what identifies the torchrun that has started this process, on this machine and over its restarts; empty without torchrun."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
