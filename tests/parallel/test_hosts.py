@@ -104,6 +104,7 @@ def test_a_cut_for_good_ends_all_hosts_and_the_run_continues_on_one(tmp_path: Pa
     recipe = write_recipe(tmp_path / "recipe.toml", 200, {"data": 2, "shard": 2})
     alone = write_recipe(tmp_path / "alone.toml", 200, {"data": 1})
     with create_hosts(2, tmp_path) as hosts:
+        hosts.set_tcp_retries(8)  # as the documentation recommends, since torchrun waits for as long as the connection to its store lives
         processes = start_all(hosts, recipe, tmp_path / "cut", per_host=2)
         said = wait_for(processes[0], b"validation")
         begun = time.monotonic()

@@ -68,7 +68,7 @@ class _StoreHeartbeat:
     def __init__(self, place: TorchrunRank, name: str, timeout: float) -> None:
         """Start the threads; the arguments are those of ``store_heartbeat``."""
         self._place, self._name, self._timeout, self._tick = place, name, timeout, timeout / BEATS_PER_TIMEOUT
-        patience = timeout + (2 * self._tick if place.local_rank else 0)  # one process of a host speaks, and torchrun ends the others
+        patience = timeout + (2 * self._tick if place.local_rank else 0)  # one process of a host speaks, and its torchrun may end the others
         self._answers, self._over = SilenceTimer({place.rank: patience}, self._tick), threading.Event()
         self._threads = [threading.Thread(target=each, name="transom-heartbeat", daemon=True) for each in (self._beat, self._watch_store)]
         for thread in self._threads:
@@ -87,7 +87,7 @@ class _StoreHeartbeat:
             self._answers.advance(now - before)
             before = now
             for _, seconds in self._answers.timed_out():
-                end_process(unreachable_message(seconds))
+                end_process("" if self._place.local_rank else unreachable_message(seconds))
 
     def _beat(self) -> None:
         rank, watched = self._place.rank, (self._place.rank + 1) % self._place.size
@@ -124,7 +124,7 @@ class _StoreHeartbeat:
 
 
 def end_process(message: str) -> None:
-    """End this process with an error, while its main thread waits in a collective operation."""
-    sys.stderr.write(f"error: {message}\n")
+    """End this process, while its main thread waits in a collective operation, with an error message unless another process writes it."""
+    sys.stderr.write(f"error: {message}\n" if message else "")
     sys.stderr.flush()
     os._exit(2)
