@@ -46,6 +46,7 @@ class Hosts:
 
     Attributes:
         names: their names.
+        resolved: for each host, the file that has the addresses of all names; in place of /etc/hosts.
     """
 
     def __init__(self, n: int, folder: Path, seconds: float) -> None:
@@ -53,8 +54,9 @@ class Hosts:
         mine = f"{PREFIX}{os.getpid()}-{next(_numbers)}-"
         self.names = [f"host-{number}" for number in range(n)]
         self._spaces, self._relay = [mine + name for name in self.names], mine + "relay"
-        self._seconds, self._known = seconds, folder / "etc-hosts"
-        self._known.write_text("127.0.0.1 localhost\n" + "".join(f"{NETWORK}{i + 1} {name}\n" for i, name in enumerate(self.names)))
+        self._seconds, self.resolved = seconds, [folder / f"names-on-{name}" for name in self.names]
+        for path in self.resolved:
+            path.write_text("127.0.0.1 localhost\n" + "".join(f"{NETWORK}{i} {name}\n" for i, name in enumerate(self.names, 1)))
 
     @property
     def spaces(self) -> list[str]:
@@ -81,8 +83,8 @@ class Hosts:
 
     def start(self, number: int, command: Sequence[str]) -> "subprocess.Popen[bytes]":
         """Start a program on a host."""
-        inside = ["unshare", "--uts", "sh", "-c", ENTER, self.names[number], str(self._known), *command]
-        environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"} | {"OMP_NUM_THREADS": "1"}
+        inside = ["unshare", "--uts", "sh", "-c", ENTER, self.names[number], str(self.resolved[number]), *command]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(
             ["ip", "netns", "exec", self._spaces[number], *inside], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
         )

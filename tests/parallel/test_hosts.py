@@ -1,5 +1,7 @@
 """Ranks on separate hosts, one torchrun each: delay, loss and short cuts change nothing; a cut for good ends all, and the run continues."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.killing import RECIPE, RESUMED, differences, end_of, start, wait_for
+from tests.chaos.killing import RECIPE, RESUMED, differences, end_of, ranks_of, start, wait_for
 from tests.parallel.hosts import Hosts, create_hosts, why_not
 from transom.checkpoints.run_folder import RunFolder
 
@@ -29,11 +31,16 @@ def write_recipe(path: Path, steps: int, layout: dict[str, int]) -> Path:
     return path
 
 
+def torchrun(hosts: Hosts, per_host: int = 1, restarts: int = 0) -> list[str]:
+    """Return the beginning of a command that starts the ranks of one host."""
+    places = ["--nnodes", str(len(hosts.names)), "--nproc-per-node", str(per_host), "--max-restarts", str(restarts)]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-id", "run", "--rdzv-endpoint", f"{hosts.names[0]}:{PORT}"]
+    return [sys.executable, "-m", "torch.distributed.run", *places, *meeting, "--rdzv-conf", "read_timeout=600"]
+
+
 def start_all(hosts: Hosts, recipe: Path, out: Path, per_host: int = 1, restarts: int = 0) -> "list[subprocess.Popen[bytes]]":
     """Start torchrun on each host, with ``per_host`` ranks; the first rank of the first host is rank 0."""
-    places = ["--nnodes", str(len(hosts.names)), "--nproc-per-node", str(per_host), "--rdzv-backend", "c10d", "--rdzv-id", "run"]
-    launcher = [*places, "--rdzv-endpoint", f"{hosts.names[0]}:{PORT}", "--max-restarts", str(restarts)]
-    command = [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "transom", "train", str(recipe), "--out", str(out)]
+    command = [*torchrun(hosts, per_host, restarts), "-m", "transom", "train", str(recipe), "--out", str(out)]
     return [hosts.start(number, command) for number in range(len(hosts.names))]
 
 
@@ -93,6 +100,60 @@ def test_delay_loss_and_a_short_cut_change_nothing(tmp_path: Path, layout: dict[
     assert seconds["cut"] > 10
     took = ", ".join(f"{name} {each:.1f} s" for name, each in seconds.items())
     print(f"\n{by_axis(layout)}: {took}; {sum(lost)} packets lost; the same bits")
+
+
+@pytest.mark.chaos
+def test_a_cut_that_ends_the_ranks_is_followed_by_a_restart(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "recipe.toml", 70, LAYOUTS[0])
+    train_alone(recipe, tmp_path / "alone")
+    with create_hosts(2, tmp_path) as hosts:
+        processes = start_all(hosts, recipe, tmp_path / "cut", restarts=2)
+        wait_for(processes[0], b"validation")
+        hosts.cut(1)
+        for process in processes:
+            wait_for(process, b"error: expected")
+        hosts.mend(1)
+        errors = [process.communicate(timeout=500)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], b"\n".join(errors).decode()
+    assert RESUMED in errors[0]
+    assert differences(tmp_path / "alone", tmp_path / "cut") == []
+
+
+@pytest.mark.chaos
+def test_a_killed_rank_of_another_host_restarts_the_run_while_rank_0_does_not_notice(tmp_path: Path) -> None:
+    """The torchrun of rank 0 counts no failure then, only a host that wants to join again."""
+    recipe = write_recipe(tmp_path / "recipe.toml", 70, LAYOUTS[0])
+    train_alone(recipe, tmp_path / "alone")
+    with create_hosts(2, tmp_path) as hosts:
+        processes = start_all(hosts, recipe, tmp_path / "killed", restarts=1)
+        wait_for(processes[0], b"validation")
+        os.kill(ranks_of(processes[0])[0], signal.SIGSTOP)
+        os.kill(ranks_of(processes[1])[1], signal.SIGKILL)
+        errors = [process.communicate(timeout=500)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], b"\n".join(errors).decode()
+    assert RESUMED in errors[0]
+    assert differences(tmp_path / "alone", tmp_path / "killed") == []
+
+
+@pytest.mark.chaos
+def test_hosts_whose_own_name_is_a_loopback_address_need_the_name_of_their_interface(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (program := tmp_path / "program.py").write_text(
+        "import datetime, transom\nfrom transom.parallel import launcher\nlauncher.JOIN_TIMEOUT = datetime.timedelta(seconds=5)\n"
+        f"transom.train({str(write_recipe(tmp_path / 'recipe.toml', 2, LAYOUTS[0]))!r}, {str(tmp_path / 'run')!r})\n"
+    )
+    for interface in ("", "eth0"):
+        with create_hosts(2, tmp_path) as hosts:
+            for path, name in zip(hosts.resolved, hosts.names, strict=True):
+                path.write_text(f"127.0.1.1 {name}\n{path.read_text()}")
+            if interface:
+                monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+            processes = [hosts.start(number, [*torchrun(hosts), str(program)]) for number in range(2)]
+            errors = "\n".join(process.communicate(timeout=300)[1].decode() for process in processes)
+        assert all(process.returncode == 0 for process in processes) == bool(interface), errors
+        lines = lines_with(errors, "error: expected connections to the other processes within 5 s, found none; set GLOO_SOCKET_IFNAME to")
+        assert bool(lines) != bool(interface), errors
 
 
 def lines_with(said: str, words: str) -> list[str]:

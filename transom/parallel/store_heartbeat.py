@@ -23,8 +23,8 @@ _ENDED = -(2**62)
 def store_heartbeat(place: TorchrunRank, name: str, timeout: float | None = None) -> Iterator[None]:
     """Send heartbeats during a block; end this process if those of the next rank stop, or if the store no longer answers.
 
-    torchrun answers the end of a process by ending all. The store is that of torchrun. Where a batch system has set the environment
-    variables instead, rank 0 hosts it, and that rank 0 stops is not noticed.
+    All ranks have met before. torchrun answers the end of a process by ending all. The store is that of torchrun. Where a batch system has
+    set the environment variables instead, rank 0 hosts it, and that rank 0 stops is not noticed.
 
     Args:
         place: place of this process.
@@ -39,12 +39,12 @@ def store_heartbeat(place: TorchrunRank, name: str, timeout: float | None = None
 
 
 def silent_message(silent: Mapping[int, str], seconds: float) -> str:
-    """Return the message on ranks that have sent no heartbeat for some seconds; ``silent`` has their hosts.
+    """Return the message on ranks that have sent no heartbeat for some seconds; ``silent`` has their hosts, "" where unknown.
 
-    >>> silent_message({2: "b", 3: "b"}, 52)[:95]
-    'expected heartbeats from all processes of the run, found none from rank 2 on b, rank 3 on b for'
+    >>> silent_message({2: "b", 3: ""}, 52)[:90]
+    'expected heartbeats from all processes of the run, found none from rank 2 on b, rank 3 for'
     """
-    ranks = ", ".join(f"rank {rank} on {host}" for rank, host in silent.items())
+    ranks = ", ".join(f"rank {rank}{f' on {host}' if host else ''}" for rank, host in silent.items())
     return (
         f"expected heartbeats from all processes of the run, found none from {ranks} for {seconds:.0f} s: stopped, without CPU time, or cut"
         f" off from the network; {KEPT}"
@@ -68,7 +68,7 @@ class _StoreHeartbeat:
     def __init__(self, place: TorchrunRank, name: str, timeout: float) -> None:
         """Start the threads; the arguments are those of ``store_heartbeat``."""
         self._place, self._name, self._timeout, self._tick = place, name, timeout, timeout / BEATS_PER_TIMEOUT
-        patience = timeout + (2 * self._tick if place.local_rank else 0)  # one process of a host speaks, and its torchrun may end the others
+        patience = timeout + (2 * self._tick if place.local_rank else 0)  # one process of a host speaks
         self._answers, self._over = SilenceTimer({place.rank: patience}, self._tick), threading.Event()
         self._threads = [threading.Thread(target=each, name="transom-heartbeat", daemon=True) for each in (self._beat, self._watch_store)]
         for thread in self._threads:
@@ -102,14 +102,14 @@ class _StoreHeartbeat:
                 self._answers.reset(rank)
                 timer.advance(now - before)
                 before = now
-                if beats <= 0 or beats != seen:  # not begun, ended, or alive
+                if beats < 0 or beats != seen:  # ended, or alive
                     timer.reset(watched)
                     timer.timeouts[watched], counts = self._timeout / 2, {}
                 seen = beats
                 for _, seconds in timer.timed_out():
                     if counts:
-                        silent = [each for each, count in counts.items() if 0 < count == self._count(store, each)]
-                        end_process(silent_message({each: store.get(self._key("host", each)).decode() for each in silent}, seconds))
+                        silent = [each for each, count in counts.items() if 0 <= count == self._count(store, each)]
+                        end_process(silent_message({each: self._host(store, each) for each in silent}, seconds))
                     counts = {each: self._count(store, each) for each in range(self._place.size) if each != rank}
                     timer.timeouts[watched] = self._timeout
             self._count(store, rank, _ENDED)
@@ -118,6 +118,11 @@ class _StoreHeartbeat:
     def _count(self, store: distributed.Store, rank: int, added: int = 0) -> int:  # type: ignore[name-defined]  # missing from the stubs
         """Return the number of heartbeats of a rank, after adding to it."""
         return int(store.add(self._key("heartbeat", rank), added))
+
+    def _host(self, store: distributed.Store, rank: int) -> str:  # type: ignore[name-defined]
+        """Return the name of a rank's host; empty if the rank has not begun."""
+        key = self._key("host", rank)
+        return store.get(key).decode() if store.check([key]) else ""
 
     def _key(self, kind: str, rank: int) -> str:
         return f"transom-{kind}-{self._name}-{rank}"
