@@ -1,6 +1,7 @@
 """No two processes ever hold one run, whatever they do at the same moment."""
 
 import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Callable

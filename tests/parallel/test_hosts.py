@@ -141,7 +141,7 @@ def test_hosts_whose_own_name_is_a_loopback_address_need_the_name_of_their_inter
 ) -> None:
     (program := tmp_path / "program.py").write_text(
         "import datetime, transom\nfrom transom.parallel import launcher\nlauncher.JOIN_TIMEOUT = datetime.timedelta(seconds=5)\n"
-        f"transom.train({str(write_recipe(tmp_path / 'recipe.toml', 2, LAYOUTS[0]))!r}, {str(tmp_path / 'run')!r})\n"
+        f"transom.train({str(write_recipe(tmp_path / 'recipe.toml', 2, LAYOUTS[0]))!r}, {str(tmp_path / 'run')!r}, overwrite=True)\n"
     )
     for interface in ("", "eth0"):
         with create_hosts(2, tmp_path) as hosts:

@@ -75,7 +75,7 @@ class _StoreHeartbeat:
             thread.start()
 
     def close(self) -> None:
-        """Tell the others that this rank leaves the run, and end the threads."""
+        """Report that this rank leaves the run, and end the threads."""
         self._over.set()
         for thread in self._threads:
             thread.join(self._tick)
