@@ -71,6 +71,7 @@ ALLOWED_SKIPS: dict[str, str] = {
     "tests/docs/test_executed_files.py::test_a_step_and_a_translation_enter_the_files_that_the_page_lists": _COMPILED,
     "tests/benchmarks/test_explore.py": _BROWSER,
     "tests/inspection/pages/test_report_pages.py": _BROWSER,
+    "tests/parallel/test_hosts.py": "needs root, network namespaces, iproute2 and iptables",
     "tests/serving/conftest.py": _BROWSER,
     "tests/serving/test_accessibility.py": f"{_BROWSER}, and axe-core, which .ci/run installs",
     "tests/serving/test_cells.py": _BROWSER,

@@ -1,6 +1,7 @@
 """No two processes ever hold one run, whatever they do at the same moment."""
 
 import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -132,11 +133,15 @@ def test_many_processes_that_hammer_one_run_never_hold_it_together(tmp_path: Pat
     assert all(held > 0 for held in hammered(tmp_path, 4, 1500))
 
 
-def test_a_restarted_job_resumes_the_run_that_it_began_and_no_other(tmp_path: Path) -> None:
+def test_a_restarted_job_resumes_the_run_that_it_began_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunFolder.create(tmp_path, job="torchrun 1") as folder:
         folder.write(RECIPE, b"")
-    with RunFolder.create(tmp_path, overwrite=True, job="torchrun 1", restarted=True) as folder:
+    with pytest.raises(ConfigError, match="holds a run already"):
+        RunFolder.create(tmp_path, job="torchrun 1")  # the same process
+    with RunFolder.create(tmp_path, resume=True, job="torchrun 1"):
+        pass
+    monkeypatch.setattr(os, "getpid", lambda: 0)
+    with RunFolder.create(tmp_path, overwrite=True, job="torchrun 1") as folder:
         assert folder.has_recipe, "the run is resumed, not overwritten"
-    for restarted in (False, True):
-        with pytest.raises(ConfigError, match="holds a run already"):
-            RunFolder.create(tmp_path, job="torchrun 2", restarted=restarted)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        RunFolder.create(tmp_path, job="torchrun 2")

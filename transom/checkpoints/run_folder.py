@@ -89,15 +89,15 @@ class RunFolder:
         return os.path.lexists(self.path / RECIPE)
 
     @classmethod
-    def create(cls, path: Path, resume: bool = False, overwrite: bool = False, job: str = "", restarted: bool = False) -> Self:
+    def create(cls, path: Path, resume: bool = False, overwrite: bool = False, job: str = "") -> Self:
         """Create a run folder, or open an existing one for writing.
 
         Args:
             path: a new or empty folder, or the folder of an existing run; missing parents are created.
             resume: continue the existing run.
             overwrite: remove the files of the existing run, except its access log; other files stay.
-            job: identifies what has started this process and may start it again; empty if nothing has.
-            restarted: whether ``job`` has started it again; it then resumes the run that ``job`` has begun, as with ``resume``.
+            job: identifies what has started this process and may start it again; empty if nothing has. If another process of ``job`` was
+                the last to write to the folder, this one resumes its run, as with ``resume``.
 
         Raises:
             ConfigError: the folder holds a run and neither ``resume`` nor ``overwrite`` is set, another training run is writing to it, it
@@ -116,7 +116,7 @@ class RunFolder:
                 raise ConfigError(f"{path}: expected an empty folder or a run folder, found the file {names[0][:80]!r}; give another --out")
             lock = _acquire_lock(path)
         descriptor, last_holder = lock
-        if restarted and last_holder.endswith(f", {job}"):
+        if job and last_holder.endswith(f", {job}") and last_holder != f"{_holder()}, {job}":
             resume, overwrite = True, False
         run = cls(path, descriptor, created)
         try:
@@ -354,7 +354,11 @@ def _is_named(path: Path, descriptor: int) -> bool:
 def _write_holder(descriptor: int, job: str = "") -> None:
     """Write into the lock file which process holds it, and what has started that process, if that is known."""
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}{f', {job}' if job else ''}".encode(), 0)
+    os.pwrite(descriptor, f"{_holder()}{f', {job}' if job else ''}".encode(), 0)
+
+
+def _holder() -> str:
+    return f"process {os.getpid()} on {os.uname().nodename}"
 
 
 def _acquire_lock(path: Path) -> tuple[int, str] | None:

@@ -216,13 +216,13 @@ def _train_one(
 def _confirm_overwrite(folder: Path) -> bool:
     """Ask in a terminal whether to overwrite an existing run, and return the answer.
 
-    Without a terminal, return False. Training then refuses to overwrite the run.
+    Without a terminal, or under torchrun, return False. Training then refuses to overwrite the run.
     """
     with defer_signals():
         from transom.checkpoints.run_files import contains_run
-        from transom.parallel.torchrun import restart_count
+        from transom.parallel.torchrun import torchrun_job
 
-    if restart_count() or not (sys.stdin.isatty() and sys.stderr.isatty() and contains_run(folder)):
+    if torchrun_job() or not (sys.stdin.isatty() and sys.stderr.isatty() and contains_run(folder)):
         return False
     return typer.confirm(f"{folder} already holds a run. Delete it and start over? (--resume continues the run instead)", err=True)
 

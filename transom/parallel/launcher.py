@@ -15,9 +15,9 @@ from pathlib import Path
 import transom
 from transom.parallel import heartbeat
 from transom.parallel.collectives import KEPT, SINGLE_PROCESS, ProcessLostError, World, join_process_group
-from transom.parallel.store_heartbeat import stopped_message, store_heartbeat
+from transom.parallel.store_heartbeat import end_process, store_heartbeat
 from transom.parallel.torchrun import torchrun_rank
-from transom.parallel.torchrun_store import meet
+from transom.parallel.torchrun_store import JOIN_TIMEOUT, meet
 from transom.planning.process_state import environment_defaults
 
 WORKER_BOOTSTRAP = (
@@ -88,7 +88,7 @@ def launch_processes(module: str, arguments: Sequence[str], size: int, threads: 
                 process.wait()
             last_lines = " ".join(line for log in logs for line in _last_line(log))
             lost = error if isinstance(error, ProcessLostError) else f"expected {size} running processes, found that one has exited; {KEPT}"
-            reason = stopped_message(*monitor.timed_out_rank) if monitor.timed_out_rank else lost
+            reason = _stopped_message(*monitor.timed_out_rank) if monitor.timed_out_rank else lost
             advice = "a run without [parallel] needs no other process"
             raise ProcessLostError(f"{reason}; {advice}" + (f" ({last_lines})" if last_lines else "")) from error
 
@@ -101,7 +101,9 @@ def join_torchrun() -> Iterator[World]:
     if place.rank > 0:  # while it waits for rank 0, which may have ended with an error, no handler in Python would run
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     store, name = meet(place)
-    with store_heartbeat(place, name), join_process_group(store, place.rank, place.size) as world:
+    with store_heartbeat(place, name), ExitStack() as group:
+        with _limited_connecting():
+            world = group.enter_context(join_process_group(store, place.rank, place.size))
         if place.rank > 0:
             ignore_signals()
         yield world
@@ -122,6 +124,31 @@ def join_as_worker(rank: int, size: int, rendezvous: Path) -> Iterator[World]:
     sys.stdout.flush()
     with join_process_group(rendezvous.as_uri(), rank, size) as world:
         yield world
+
+
+@contextmanager
+def _limited_connecting() -> Iterator[None]:
+    """End this process if the block, in which the ranks connect, takes too long: gloo would try for as long as a collective may take."""
+    seconds = JOIN_TIMEOUT.total_seconds()
+    message = (
+        f"expected connections to the other processes within {seconds:.0f} s, found none; set GLOO_SOCKET_IFNAME to the network interface"
+        " of this host that the others reach"
+    )
+    timer = threading.Timer(seconds, end_process, [message])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _stopped_message(rank: int, seconds: float) -> str:
+    """Return the message on a worker that has sent no heartbeat for some seconds."""
+    return (
+        f"expected heartbeats from all processes of the run, found none from rank {rank} for {seconds:.0f} s: it was stopped or gets no"
+        f" CPU time; {KEPT}"
+    )
 
 
 def _break_rendezvous(rendezvous: Path) -> None:

@@ -31,11 +31,6 @@ def processes_on_machine(n_processes: int) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", n_processes)) if torchrun_rank() is not None else n_processes
 
 
-def restart_count() -> int:
-    """Return how often torchrun has restarted the ranks after a failure, as with ``--max-restarts``."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
 def torchrun_job() -> str:
     """Return what identifies the torchrun that has started this process, on this machine and over its restarts; empty without torchrun."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")

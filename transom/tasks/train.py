@@ -18,7 +18,7 @@ from transom.config.recipe import Recipe
 from transom.config.suggestions import suggest
 from transom.errors import ConfigError
 from transom.inspection.pages.number_format import format_duration
-from transom.parallel.torchrun import restart_count, torchrun_job, torchrun_rank
+from transom.parallel.torchrun import torchrun_job, torchrun_rank
 from transom.tasks.signals import defer_signals
 from transom.training.events import Callback, Event, StepFinished, StopReason, TrainingFinished, ValidationFinished
 from transom.training.validation_metrics import format_metrics
@@ -197,8 +197,7 @@ def run_training(
         from transom.training.train_loop import train
 
     check_run_folder_is_no_input(recipe, base, out)
-    restarted = restart_count() > 0
-    with RunFolder.create(out, resume, overwrite, torchrun_job(), restarted) as folder, preserved_process_state():
+    with RunFolder.create(out, resume, overwrite, torchrun_job()) as folder, preserved_process_state():
         parts = build_training_setup(recipe, base, folder, notify, user_overrides)
         if size_note:
             parts = replace(parts, notes=(size_note, *parts.notes))
