@@ -15,24 +15,24 @@ Uniforms = NDArray[np.float64]
 
 
 class MicroBatching(NamedTuple):
-    """Split of each batch over data-parallel processes and gradient accumulation steps.
+    """Split of each batch into the parts of processes, and of a part into micro-batches.
 
     Attributes:
         grad_accum_steps: number of micro-batches into which each process splits its part of a batch.
-        rank: index of this process, starting at 0.
-        world_size: number of data-parallel processes.
+        part: index of the part of this process, from 0.
+        n_parts: number of parts.
     """
 
     grad_accum_steps: int = 1
-    rank: int = 0
-    world_size: int = 1
+    part: int = 0
+    n_parts: int = 1
 
     def split(self, batch: Indices) -> list[Indices]:
-        """Return this rank's micro-batches of a batch.
+        """Return this process's micro-batches of a batch.
 
         No micro-batch is empty, so a small batch is split into fewer than ``grad_accum_steps`` micro-batches.
         """
-        rows = batch[self.rank :: self.world_size]
+        rows = batch[self.part :: self.n_parts]
         return np.array_split(rows, min(self.grad_accum_steps, len(rows))) if len(rows) else []
 
 

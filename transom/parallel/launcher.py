@@ -21,10 +21,17 @@ from transom.parallel.torchrun_store import JOIN_TIMEOUT, meet
 from transom.planning.process_state import environment_defaults
 
 WORKER_BOOTSTRAP = (
-    "import runpy, sys; sys.path.append(sys.argv.pop(1)); from transom.parallel.heartbeat import start_heartbeat;"
+    "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.append(sys.argv.pop(1));"
+    " from transom.parallel.heartbeat import start_heartbeat;"
     " start_heartbeat(float(sys.argv.pop(1))); runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
-"""Program of a worker: append the folder of this package to ``sys.path``, start the heartbeat, run the module."""
+"""Program of a worker: ignore Ctrl-C, which rank 0 handles; append the folder of this package to ``sys.path``; start the heartbeat; run the
+module."""
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+LOST_CONNECTION = "Connection closed by peer"
+"""Part of the message with which gloo's collectives fail when a process of the group has exited."""
 
 LOOPBACK_INTERFACE = "lo" if sys.platform == "linux" else "lo0"
 """Network interface of the process group: the loopback interface."""
@@ -98,21 +105,39 @@ def join_torchrun() -> Iterator[World]:
     """Join the process group of the processes that torchrun has started."""
     place = torchrun_rank()
     assert place is not None, "torchrun has started this process"
-    if place.rank > 0:  # while it waits for rank 0, which may have ended with an error, no handler in Python would run
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    store, name = meet(place)
-    with store_heartbeat(place, name), ExitStack() as group:
+    with ExitStack() as stack:
+        if place.rank > 0:  # while it waits for rank 0, which may have ended with an error, no handler in Python would run
+            stack.enter_context(_signals_restored())
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        store, name = meet(place)
+        stack.enter_context(store_heartbeat(place, name))
         with _limited_connecting():
-            world = group.enter_context(join_process_group(store, place.rank, place.size))
+            world = stack.enter_context(join_process_group(store, place.rank, place.size))
         if place.rank > 0:
             ignore_signals()
-        yield world
+        try:
+            yield world
+        except RuntimeError as error:  # gloo raises it in the collectives of PyTorch's own layouts
+            if LOST_CONNECTION not in str(error):
+                raise
+            raise ProcessLostError(f"expected {place.size} running processes, found that one has exited; {KEPT}") from error
 
 
 def ignore_signals() -> None:
     """Ignore the signals that ask a run to stop, which rank 0 handles for all."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def _signals_restored() -> Iterator[None]:
+    """Restore the handlers of the signals that ask a run to stop after the block."""
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def build_training_setup(
     torch.manual_seed(recipe.training.seed)
 
     own = None if folder.has_recipe else user_overrides
-    task = read(recipe, TaskContext(base, folder, notify, n_ranks=recipe.parallel.n_batch_parts, own=own))
+    task = read(recipe, TaskContext(base, folder, notify, n_parts=recipe.parallel.n_batch_parts, own=own))
     fit_notes = describe_fit(recipe, task.recipe)
     recipe = task.recipe.with_fields("training", precision=precision.name)
     _check_model(recipe, device)

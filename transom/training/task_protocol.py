@@ -34,16 +34,16 @@ class TaskContext(NamedTuple):
         base: folder to which a relative ``data.root`` refers.
         folder: the run folder; a resumed run has its tokenizers there.
         notify: called with a short description of each stage, such as "preparing the tokenizer".
-        rank: index of the part of each batch that this process computes, from 0.
-        n_ranks: number of these parts.
+        part: index of the part of each batch that this process computes, from 0.
+        n_parts: number of these parts.
         own: fields of the recipe that the user sets, if the recipe is to be fitted to the data; None in a resumed run.
     """
 
     base: Path
     folder: RunFolder
     notify: Callable[[str], None]
-    rank: int = 0
-    n_ranks: int = 1
+    part: int = 0
+    n_parts: int = 1
     own: UserOverrides | None = None
 
     def fit(self, recipe: RecipeT, n_samples: int, texts: Iterable[str] | None = None) -> RecipeT:
@@ -59,7 +59,7 @@ class TaskContext(NamedTuple):
 
     def micro_batching(self, training: TrainingConfig) -> MicroBatching:
         """Return how batches are divided into micro-batches, and which micro-batches this process computes."""
-        return MicroBatching(training.grad_accum_steps, self.rank, self.n_ranks)
+        return MicroBatching(training.grad_accum_steps, self.part, self.n_parts)
 
 
 @runtime_checkable
