@@ -1,24 +1,27 @@
-"""Measure training steps of layouts of two processes beside one process with two threads, and the time that ``transom rehearse`` predicts.
+"""Measure training steps of layouts of two processes beside one process with two threads, the overhead, and the cost of checkpoints.
 
     python -m benchmarks.layouts [--quick] [--rounds N] [--out FILE]
 
 A step is one of ``TrainStep``: forward and backward pass, sum of gradients, clipping and update. Its overhead in one process is measured
-against a loop of PyTorch's own functions. Each layout divides the same batch, with
-one thread per process. The predictions take the utilization from two processes that each train on half the batch and exchange nothing, so
-that they differ from the measurement by collectives and waiting only.
+against a loop of PyTorch's own functions. Each layout divides the same batch, with one thread per process. Beside each is the time that
+``transom rehearse`` predicts. It takes the utilization from two processes that each train on half the batch and exchange nothing, so that
+prediction and measurement differ by collectives and waiting only.
 """
 
 import argparse
 import json
 import os
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,20 +31,25 @@ from benchmarks.ours import fresh_model, training_batch
 from benchmarks.shapes import BASE, LEARNING_RATE, SMALL, TINY, TRAINING, Shape
 from benchmarks.translation import print_table, row
 from benchmarks.worker import Worker
+from transom.checkpoints.checkpoint import Checkpoints
 from transom.config.parallel import ParallelConfig
 from transom.config.training import TextTrainingConfig
 from transom.data.batch import take_rows
 from transom.layers.dropout import keyed_dropout, name_dropout_sites
 from transom.parallel.collectives import SINGLE_PROCESS, join_process_group
 from transom.parallel.layouts import apply_layout
+from transom.parallel.local_pieces import local_pieces
 from transom.parallel.mesh import Ranks
+from transom.parallel.shared_checkpoints import SharedCheckpoints
 from transom.planning.cluster import GLOO, GLOO_EFFICIENCY, Cluster
 from transom.planning.hardware import measure_peak
 from transom.planning.layout import format_layout
+from transom.planning.parameters import count_parameters
 from transom.planning.precision import choose_precision
 from transom.training.objectives.objective import CrossEntropy, forward_pass
 from transom.training.optimizer import build_optimizer, split_groups_by_mesh
 from transom.training.rehearse import RehearsalOptions, rehearse
+from transom.training.train_state import optimizer_tensors, trainable_tensors
 from transom.training.train_step import TrainStep
 
 LAYOUTS = [ParallelConfig(**{axis: 2}) for axis in ("data", "shard", "tensor", "context", "pipeline")]
@@ -57,13 +65,15 @@ def main(arguments: list[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
     torch.set_num_threads(2)
     peak = measure_peak()
-    result: dict[str, object] = {
+    result: dict[str, Any] = {
         "facts": describe_environment(" ".join(["python -m benchmarks.layouts", *(arguments or sys.argv[1:])]), 2, peak)
     }
     print(json.dumps(result["facts"], indent=1))
     rate = peak.flops[choose_precision("auto", torch.device("cpu")).dtype]
     shapes = (TINY,) if args.quick else (SMALL, BASE)
     result["overhead"] = {shape.name: overhead(replace(shape, source=shape.target), 3 * args.rounds) for shape in shapes}
+    result["checkpoints"] = [checkpoint_row(shape, args.rounds) for shape in shapes]
+    print_table("checkpoints of one process, seconds", result["checkpoints"])
     result["train"] = {shape.name: layout_table(replace(shape, source=shape.target), args.rounds, rate) for shape in shapes}
     result["load_after"] = round(os.getloadavg()[0], 2)
     write_result(args.out, result)
@@ -81,6 +91,20 @@ def overhead(shape: Shape, rounds: int) -> dict[str, float]:
         ratios = Quartiles.of([step() / plain.run_once("step")[0] for _ in range(rounds)])
     print(f"\n{shape.name}: seconds of TrainStep / plain loop {ratios.median:.3f}, quartiles {ratios.low:.3f} and {ratios.high:.3f}")
     return {"median": round(ratios.median, 4), "low": round(ratios.low, 4), "high": round(ratios.high, 4)}
+
+
+def checkpoint_row(shape: Shape, rounds: int) -> dict[str, Any]:
+    """Save checkpoints of weights and Adam's state while training continues.
+
+    Returns:
+        Medians in seconds: the pause of the training, the time until the checkpoint is durable, and a step without and during the writing.
+    """
+    with tempfile.TemporaryDirectory() as folder, Worker("benchmarks.layouts", "saving_steps", shape, Path(folder), threads=2) as worker:
+        timings = [worker.run_once("save")[1] for _ in range(rounds + 1)][1:]
+    names = ("pause", "until_durable", "step_alone", "step_during_writing")
+    medians = {name: round(statistics.median(each), 3) for name, each in zip(names, zip(*timings, strict=True), strict=True)}
+    n_bytes = 3 * 4 * count_parameters(shape.config).total
+    return {"shape": shape.name, "megabytes": round(n_bytes / 1e6), **medians}
 
 
 def layout_table(shape: Shape, rounds: int, rate: float) -> list[dict[str, object]]:
@@ -135,6 +159,33 @@ def ranks_of(shape: Shape, layout: ParallelConfig | None, threads: int = 1) -> I
 
         workers = [stack.enter_context(worker) for worker in pool.map(start, range(size))]
         yield lambda: max(seconds for seconds, _ in pool.map(lambda worker: worker.run_once("step"), workers))
+
+
+def saving_steps(shape: Shape, folder: Path) -> dict[str, Callable[[], tuple[float, ...]]]:
+    """Return a workload that saves a checkpoint while it takes steps; it returns the times of ``checkpoint_row``."""
+    model, batch, saved = fresh_model(shape).train(), training_batch(shape), list[int]()
+    optimizer, dtype = build_optimizer(model, TRAINING.optimizer), choose_precision("auto", torch.device("cpu")).dtype
+    train_step = TrainStep(model, optimizer, TRAINING, dtype, CrossEntropy(TRAINING.label_smoothing))
+    checkpoints = SharedCheckpoints(Checkpoints(folder / "checkpoints"), SINGLE_PROCESS, saved.append)
+
+    def step() -> float:
+        start = time.perf_counter()
+        train_step.step([batch], LEARNING_RATE)
+        return time.perf_counter() - start
+
+    def save() -> tuple[float, ...]:
+        alone, during = step(), list[float]()
+        tensors = {"model": trainable_tensors(model), "optimizer": optimizer_tensors(model, optimizer)}
+        saved.clear()
+        start = time.perf_counter()
+        checkpoints.save(train_step.n_steps, {name: local_pieces(each) for name, each in tensors.items()}, {})
+        pause = time.perf_counter() - start
+        while not saved:
+            during.append(step())
+            checkpoints.check()
+        return pause, time.perf_counter() - start, alone, statistics.fmean(during)
+
+    return {"save": save}
 
 
 def plain_steps(shape: Shape) -> dict[str, Callable[[], float]]:

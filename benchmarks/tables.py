@@ -12,8 +12,8 @@ from transom.inspection.pages.line_chart import Line, chart_svg_file, line_chart
 FOLDER = Path(__file__).parent
 BENCHMARKS_README, README, EXPECTATIONS_PAGE = FOLDER / "README.md", FOLDER.parent / "README.md", FOLDER.parent / "docs" / "expectations.md"
 EXPECTATIONS = FOLDER / "results" / "expectations.json"
-TRANSLATION, FAMILIES, PATTERNS, COMPONENTS = (
-    FOLDER / "results" / f"{name}.json" for name in ("translation", "families", "patterns", "components")
+TRANSLATION, FAMILIES, LAYOUTS, PATTERNS, COMPONENTS = (
+    FOLDER / "results" / f"{name}.json" for name in ("translation", "families", "layouts", "patterns", "components")
 )
 MULTI30K = {language: FOLDER / "results" / f"multi30k-{language}.json" for language in ("de", "fr")}
 BEGIN, END = "<!-- results: written by python -m benchmarks.tables -->\n", "<!-- end of results -->\n"
@@ -114,6 +114,26 @@ def pattern_tables(result: dict[str, Any]) -> str:
         ]
         parts.append(f"#### {tokens:,} tokens\n\n{_markdown_table(table)}")
     return "\n".join(parts)
+
+
+def layout_tables(result: dict[str, Any]) -> str:
+    """Return the tables of layouts beside one process: overhead, checkpoints, and steps with their predictions."""
+    facts = result["facts"]
+    caption = (
+        f"{facts['date']}; {facts['processor']}; {facts['cores']} cores, load average {facts['load_before']} before the run; torch"
+        f" {facts['versions']['torch']}; `{facts['command']}`."
+    )
+    overhead = ", ".join(
+        f"{name} {each['median']:.3f} (quartiles {each['low']:.3f} and {each['high']:.3f})" for name, each in result["overhead"].items()
+    )
+    parts = [f"Seconds of a step of one process / those of a plain PyTorch loop with the same model and loss: {overhead}.\n"]
+    parts.append(f"#### Checkpoints while training continues, seconds\n\n{_markdown_table(result['checkpoints'])}")
+    parts += [f"#### Training, {name}\n\n{_markdown_table(_without(rows, 'system'))}" for name, rows in result["train"].items()]
+    return "\n".join([f"### Layouts of two processes\n\n{caption}\n", *parts])
+
+
+def _without(rows: Sequence[dict[str, Any]], column: str) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name != column} for row in rows]
 
 
 def component_tables(result: dict[str, Any]) -> str:
@@ -254,6 +274,7 @@ def render_results() -> str:
         (TRANSLATION, translation_tables),
         *((path, partial(multi30k_table, language)) for language, path in MULTI30K.items()),
         (FAMILIES, family_tables),
+        (LAYOUTS, layout_tables),
         (PATTERNS, pattern_tables),
         (COMPONENTS, component_tables),
     ]
