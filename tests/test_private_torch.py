@@ -31,6 +31,7 @@ KNOWN = {
     "torch.utils._python_dispatch",
     "_foreach_lerp_",
     "torch._dynamo",
+    "torch.distributed.tensor._redistribute",
     *PACKING,
 }
 """Names looked up by ``getattr`` or ``import_module``, so that a PyTorch without them takes the fallback."""

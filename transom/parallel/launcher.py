@@ -28,7 +28,8 @@ WORKER_BOOTSTRAP = (
 """Program of a worker: ignore Ctrl-C, which rank 0 handles; append the folder of this package to ``sys.path``; start the heartbeat; run the
 module."""
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Signals that ask a run to stop; Windows has no SIGHUP."""
 
 LOST_CONNECTION = "Connection closed by peer"
 """Part of the message with which gloo's collectives fail when a process of the group has exited."""
