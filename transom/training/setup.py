@@ -35,6 +35,7 @@ from transom.planning.parameters import count_parameters, position_table_error
 from transom.planning.precision import Precision, ProcessPlan, ThreadPlan, choose_precision, choose_threads, plan_processes, rank_device
 from transom.training.finetune import inherit_model_shape, init_from, load_base_and_adapt, merge_model_fields, save_base_weights
 from transom.training.lr_schedule import warmup_notes
+from transom.training.out_of_memory import release_memory
 from transom.training.task_protocol import BuildTask, Task, TaskContext
 
 
@@ -96,6 +97,7 @@ def build_training_setup(
         TransomError: data, recipe and run folder contradict each other.
     """
     device = rank_device()
+    release_memory(device)  # what was freed before would be missing from the peak
     memory_before = used_memory(device)
     recipe, shape_notes = _resolve_paths(recipe, base), list[str]()
     if folder.has_recipe:
