@@ -36,10 +36,10 @@ from transom.config.parallel import ParallelConfig
 from transom.config.training import TextTrainingConfig
 from transom.data.batch import take_rows
 from transom.layers.dropout import keyed_dropout, name_dropout_sites
-from transom.parallel.collectives import SINGLE_PROCESS, join_process_group
 from transom.parallel.layouts import apply_layout
 from transom.parallel.local_pieces import local_pieces
 from transom.parallel.mesh import Ranks
+from transom.parallel.processes.collectives import SINGLE_PROCESS, join_process_group
 from transom.parallel.shared_checkpoints import SharedCheckpoints
 from transom.planning.cluster import GLOO, GLOO_EFFICIENCY, Cluster
 from transom.planning.hardware import measure_peak

@@ -218,7 +218,7 @@ def swallows_everything(handler: ast.ExceptHandler) -> bool:
 def test_only_the_outermost_function_catches_everything() -> None:
     handlers = [(path, node) for path, tree in trees("transom").items() for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
     found = [path.relative_to(ROOT).as_posix() for path, node in handlers if swallows_everything(node)]
-    assert found == ["transom/cli/main.py", "transom/parallel/local_ranks.py"], "of the command, and of a process for a rank"
+    assert found == ["transom/cli/main.py", "transom/parallel/processes/local_ranks.py"], "of the command, and of a process for a rank"
 
 
 @pytest.mark.parametrize("folder", ["transom", "tests"])

@@ -11,13 +11,13 @@ from torch.utils._pytree import tree_leaves
 from tests.parallel.equality import StepGradients, backward, build_double, gradients_of
 from transom.config.architecture import ModelConfig
 from transom.config.parallel import ParallelConfig
-from transom.parallel import chunk_mask
-from transom.parallel.collectives import World
-from transom.parallel.context import apply_context_parallel
+from transom.parallel.axes import chunk_mask
+from transom.parallel.axes.context import apply_context_parallel
+from transom.parallel.axes.tensor import apply_tensor_parallel
 from transom.parallel.gradients import Gradients
 from transom.parallel.layouts import apply_layout
 from transom.parallel.mesh import Ranks, build_mesh
-from transom.parallel.tensor import apply_tensor_parallel
+from transom.parallel.processes.collectives import World
 
 CPU = torch.device("cpu")
 TILE_SIZE = 2

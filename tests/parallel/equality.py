@@ -14,8 +14,8 @@ from transom.layers.dropout import Dropout, keyed_dropout, name_dropout_sites
 from transom.models.apply_lora import apply_lora
 from transom.models.base import Network
 from transom.models.build import build_model
-from transom.parallel.collectives import SINGLE_PROCESS, World
-from transom.parallel.sequence import split_loss_mask
+from transom.parallel.axes.sequence import split_loss_mask
+from transom.parallel.processes.collectives import SINGLE_PROCESS, World
 from transom.training.objectives.auxiliary import auxiliary_objectives
 from transom.training.objectives.objective import CrossEntropy, Objective, forward_pass
 

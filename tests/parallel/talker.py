@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from transom.parallel.collectives import World
-from transom.parallel.heartbeat import READY
-from transom.parallel.launcher import join_as_worker
+from transom.parallel.processes.collectives import World
+from transom.parallel.processes.heartbeat import READY
+from transom.parallel.processes.launcher import join_as_worker
 
 SAID = ((1, 2.5), (10, 20.25), (100, 200.125))
 """What each process adds to the totals."""

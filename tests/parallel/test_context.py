@@ -20,9 +20,9 @@ from transom.config.parallel import ParallelConfig
 from transom.config.vision import VisionTransformerConfig
 from transom.data.batch import LabeledTextBatch, LanguageBatch, MaskedBatch, PaddedSequences, TranslationBatch
 from transom.layers.masks.mask_rules import CAUSAL, CAUSAL_IN_SEGMENT, FULL, PREFIX_LM, DistanceRule, TokenPositions
-from transom.parallel import chunk_mask
-from transom.parallel.chunk_mask import ChunkMask
-from transom.parallel.local_ranks import run_on_ranks
+from transom.parallel.axes import chunk_mask
+from transom.parallel.axes.chunk_mask import ChunkMask
+from transom.parallel.processes.local_ranks import run_on_ranks
 
 VOCAB = 11
 SIZES: dict[str, Any] = {"d_model": 8, "n_heads": 4, "n_kv_heads": 2, "d_ff": 12, "max_seq_len": 32}

@@ -23,13 +23,13 @@ from transom.layers.feed_forward import build_feed_forward
 from transom.layers.mixture_of_experts import PAD_MULTIPLE, MixtureOfExperts
 from transom.models.base import Network
 from transom.models.build import build_model
-from transom.parallel.collectives import World
-from transom.parallel.experts import apply_expert_parallel
+from transom.parallel.axes.experts import apply_expert_parallel
+from transom.parallel.axes.sharding import whole
 from transom.parallel.gradients import Gradients
 from transom.parallel.layouts import apply_layout, gather_whole
-from transom.parallel.local_ranks import run_on_ranks
 from transom.parallel.mesh import SINGLE_RANK, Ranks, build_mesh
-from transom.parallel.sharding import whole
+from transom.parallel.processes.collectives import World
+from transom.parallel.processes.local_ranks import run_on_ranks
 from transom.training.objectives.auxiliary import auxiliary_objectives
 from transom.training.objectives.objective import CrossEntropy, forward_pass
 from transom.training.optimizer import build_optimizer

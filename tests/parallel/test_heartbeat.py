@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.parallel.talker import talk
-from transom.parallel.collectives import ProcessLostError
-from transom.parallel.heartbeat import BEATS_PER_TIMEOUT, HeartbeatMonitor, SilenceTimer
-from transom.parallel.launcher import launch_processes
+from transom.parallel.processes.collectives import ProcessLostError
+from transom.parallel.processes.heartbeat import BEATS_PER_TIMEOUT, HeartbeatMonitor, SilenceTimer
+from transom.parallel.processes.launcher import launch_processes
 
 TALKER = "tests.parallel.talker"
 LIMIT = 2.0

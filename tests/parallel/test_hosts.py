@@ -140,7 +140,7 @@ def test_hosts_whose_own_name_is_a_loopback_address_need_the_name_of_their_inter
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (program := tmp_path / "program.py").write_text(
-        "import datetime, transom\nfrom transom.parallel import launcher\nlauncher.JOIN_TIMEOUT = datetime.timedelta(seconds=5)\n"
+        "import datetime, transom\nfrom transom.parallel.processes import launcher\nlauncher.JOIN_TIMEOUT = datetime.timedelta(seconds=5)\n"
         f"transom.train({str(write_recipe(tmp_path / 'recipe.toml', 2, LAYOUTS[0]))!r}, {str(tmp_path / 'run')!r}, overwrite=True)\n"
     )
     for interface in ("", "eth0"):

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.parallel.talker import LISTS, SAID, talk
-from transom.parallel.collectives import SINGLE_PROCESS, ProcessLostError
-from transom.parallel.launcher import launch_processes
+from transom.parallel.processes.collectives import SINGLE_PROCESS, ProcessLostError
+from transom.parallel.processes.launcher import launch_processes
 
 TALKER = "tests.parallel.talker"
 
@@ -69,7 +69,7 @@ def test_a_process_that_dies_is_noticed_at_once() -> None:
 def test_workers_die_with_the_first_process_and_are_deaf_to_signals() -> None:
     program = f"""
 import os, subprocess
-from transom.parallel.launcher import launch_processes
+from transom.parallel.processes.launcher import launch_processes
 from tests.parallel.talker import talk
 with launch_processes({TALKER!r}, ["talk"], 3, threads=1) as world:
     talk(world)

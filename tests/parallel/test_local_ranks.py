@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import distributed
 
-from transom.parallel.local_ranks import RanksFailedError, run_on_ranks
+from transom.parallel.processes.local_ranks import RanksFailedError, run_on_ranks
 
 
 def add(rank: int, number: float) -> tuple[int, torch.Tensor]:

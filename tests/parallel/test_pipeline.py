@@ -32,12 +32,12 @@ from transom.errors import ConfigError
 from transom.layers.block import Block
 from transom.models.base import Network
 from transom.models.build import build_model
-from transom.parallel import pipeline as pipeline_module
-from transom.parallel.collectives import SINGLE_PROCESS, World
-from transom.parallel.local_ranks import RanksFailedError, run_on_ranks
-from transom.parallel.pipeline import Pipeline, split_micro_batches
-from transom.parallel.pipeline_split import list_stacks
-from transom.parallel.pipeline_stage import StageLoss
+from transom.parallel.axes import pipeline as pipeline_module
+from transom.parallel.axes.pipeline import Pipeline, split_micro_batches
+from transom.parallel.axes.pipeline_split import list_stacks
+from transom.parallel.axes.pipeline_stage import StageLoss
+from transom.parallel.processes.collectives import SINGLE_PROCESS, World
+from transom.parallel.processes.local_ranks import RanksFailedError, run_on_ranks
 from transom.planning.pipeline_stages import balance_stages, count_block_flops
 from transom.training.objectives.auxiliary import auxiliary_objectives
 from transom.training.objectives.early_exit import add_early_exit_losses

@@ -19,10 +19,10 @@ from transom.config.parallel import ParallelConfig
 from transom.config.recipe import parse_model_config
 from transom.config.training import SgdConfig, TrainingConfig
 from transom.data.batch import Batch, take_rows
-from transom.parallel.collectives import SINGLE_PROCESS, World
 from transom.parallel.layouts import apply_layout, gather_whole
-from transom.parallel.local_ranks import run_on_ranks
 from transom.parallel.mesh import Ranks
+from transom.parallel.processes.collectives import SINGLE_PROCESS, World
+from transom.parallel.processes.local_ranks import run_on_ranks
 from transom.planning.layout import layout_problems
 from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer, split_groups_by_mesh

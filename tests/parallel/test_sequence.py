@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, distributed
 
-from transom.parallel.local_ranks import run_on_ranks
-from transom.parallel.sequence import chunk_range, gather_sequence, reduce_scatter_sequence, split_loss_mask, split_sequence
+from transom.parallel.axes.sequence import chunk_range, gather_sequence, reduce_scatter_sequence, split_loss_mask, split_sequence
+from transom.parallel.processes.local_ranks import run_on_ranks
 
 CASES = [(length, dim) for length in (1, 2, 5, 7, 8) for dim in (0, 1, 2)]
 """Length and axis of the tokens."""

@@ -21,9 +21,9 @@ from transom.checkpoints.checkpoint import Checkpoints
 from transom.checkpoints.pieces import Piece
 from transom.errors import CheckpointError, DiskError
 from transom.parallel import shared_checkpoints
-from transom.parallel.collectives import ProcessLostError, World
 from transom.parallel.local_pieces import local_pieces
-from transom.parallel.local_ranks import RanksFailedError, run_on_ranks
+from transom.parallel.processes.collectives import ProcessLostError, World
+from transom.parallel.processes.local_ranks import RanksFailedError, run_on_ranks
 from transom.parallel.shared_checkpoints import SharedCheckpoints
 from transom.training import resume
 from transom.training.train_state import (

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch import distributed
 
-from transom.parallel import store_heartbeat
-from transom.parallel.torchrun import TorchrunRank
+from transom.parallel.processes import store_heartbeat
+from transom.parallel.processes.torchrun import TorchrunRank
 
 LIMIT = 0.6
 

@@ -27,11 +27,11 @@ from transom.data.batch import (
 )
 from transom.layers.stack import Stack
 from transom.models.base import Network
-from transom.parallel.collectives import World
+from transom.parallel.axes.tensor import apply_tensor_parallel
 from transom.parallel.gradients import Gradients, partial_axes
-from transom.parallel.local_ranks import run_on_ranks
 from transom.parallel.mesh import Ranks
-from transom.parallel.tensor import apply_tensor_parallel
+from transom.parallel.processes.collectives import World
+from transom.parallel.processes.local_ranks import run_on_ranks
 from transom.training.objectives.mixup import MixupCrossEntropy
 from transom.training.objectives.multi_label import BinaryCrossEntropy
 from transom.training.objectives.objective import Objective

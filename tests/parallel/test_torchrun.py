@@ -65,7 +65,7 @@ def test_an_error_of_rank_0_ends_all_ranks(tmp_path: Path) -> None:
 def test_a_stopped_rank_is_named(stopped: int, tmp_path: Path) -> None:
     fields = [field for flag, field in pairwise(TINY) if flag == "--set"]
     (program := tmp_path / "program.py").write_text(
-        "import transom\nfrom transom.parallel import heartbeat\nheartbeat.TIMEOUT = 4.0\n"
+        "import transom\nfrom transom.parallel.processes import heartbeat\nheartbeat.TIMEOUT = 4.0\n"
         f"transom.train('copy', {str(tmp_path / 'run')!r}, set={fields!r}, steps=100_000)\n"
     )
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]

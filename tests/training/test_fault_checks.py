@@ -12,12 +12,12 @@ from tests.training.test_keyed_dropout import SEQ2SEQ, batch, built
 from transom.config.parallel import ParallelConfig
 from transom.config.training import AdamConfig, TrainingConfig
 from transom.data.batch_bytes import batches_from_bytes, batches_to_bytes
-from transom.parallel.collectives import World
+from transom.parallel.axes.sharding import dtensor_axes, local
 from transom.parallel.digests import CHUNK, ReplicaError, digest
 from transom.parallel.layouts import apply_layout
-from transom.parallel.local_ranks import run_on_ranks
 from transom.parallel.mesh import Ranks
-from transom.parallel.sharding import dtensor_axes, local
+from transom.parallel.processes.collectives import World
+from transom.parallel.processes.local_ranks import run_on_ranks
 from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer, split_groups_by_mesh
 from transom.training.train_step import TrainStep

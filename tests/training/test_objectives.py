@@ -17,7 +17,7 @@ from transom.config.recipe import Recipe
 from transom.data.batch import Batch, translation_batch
 from transom.layers.norm import LayerNorm
 from transom.models.base import Network
-from transom.parallel.collectives import World
+from transom.parallel.processes.collectives import World
 from transom.tasks.language.schema import LanguageRecipe
 from transom.tasks.task import build_training_setup
 from transom.training.events import Callback, CheckpointSaved, Event, StepFinished

@@ -22,8 +22,8 @@ from transom.data.batch import PaddedSequences, split_rows, take_rows, translati
 from transom.errors import ConfigError
 from transom.inspection.pages.run_status import read_status
 from transom.models.seq2seq import Seq2SeqTransformer
-from transom.parallel.collectives import World
 from transom.parallel.mesh import Ranks
+from transom.parallel.processes.collectives import World
 from transom.planning.freed_memory import FreedMemoryPolicy
 from transom.training.events import Event, MemoryIsShort, MicroBatchesHalved, StepFinished
 from transom.training.objectives.objective import CrossEntropy

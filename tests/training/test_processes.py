@@ -57,7 +57,7 @@ def test_bad_samples_are_named_from_all_processes(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_stopped_process_ends_the_run_in_one_line_and_its_checkpoint_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transom.parallel.heartbeat.TIMEOUT", 2.0)
+    monkeypatch.setattr("transom.parallel.processes.heartbeat.TIMEOUT", 2.0)
 
     def stop_the_other(event: Event) -> None:
         if isinstance(event, CheckpointSaved):

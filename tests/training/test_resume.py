@@ -21,8 +21,8 @@ from transom.checkpoints.run_folder import RunFolder
 from transom.checkpoints.tensors import Origin, TensorSpec, hash_tensors, read_metadata, read_tensors, serialize_tensors
 from transom.errors import CheckpointError, DataError
 from transom.files.atomic_io import json_bytes, write_folder
-from transom.parallel.collectives import World
 from transom.parallel.mesh import SINGLE_RANK
+from transom.parallel.processes.collectives import World
 from transom.tasks.task import build_training_setup
 from transom.training import train_loop
 from transom.training.metrics_window import WINDOW_SUMS, read_metrics_history

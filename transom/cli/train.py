@@ -142,7 +142,7 @@ def _follow_other_rank(seeds: int | None) -> int | None:
         ConfigError: torchrun has started the processes, and several runs are wanted.
     """
     with defer_signals():
-        from transom.parallel.torchrun import torchrun_rank
+        from transom.parallel.processes.torchrun import torchrun_rank
         from transom.tasks.train import follow_training
 
     if (place := torchrun_rank()) is None:
@@ -220,7 +220,7 @@ def _confirm_overwrite(folder: Path) -> bool:
     """
     with defer_signals():
         from transom.checkpoints.run_files import contains_run
-        from transom.parallel.torchrun import torchrun_job
+        from transom.parallel.processes.torchrun import torchrun_job
 
     if torchrun_job() or not (sys.stdin.isatty() and sys.stderr.isatty() and contains_run(folder)):
         return False

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from transom.errors import TransomError
 from transom.models.base import Network
-from transom.parallel.collectives import KEPT
+from transom.parallel.axes.sharding import local
 from transom.parallel.layouts import split_axes
 from transom.parallel.mesh import Ranks
-from transom.parallel.sharding import local
+from transom.parallel.processes.collectives import KEPT
 
 CHUNK = 2**18
 """Number of 64-bit words that are weighted at a time."""

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from transom.models.base import Network
+from transom.parallel.axes.pipeline import Pipeline
+from transom.parallel.axes.sharding import local
 from transom.parallel.layouts import split_axes
 from transom.parallel.mesh import Ranks
-from transom.parallel.pipeline import Pipeline
-from transom.parallel.sharding import local
 
 SUMMED_AXES = ("data", "shard", "expert", "context", "tensor")
 """Axes along which ranks compute gradients of different samples or tokens."""

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from transom.models.base import Network
-from transom.parallel.context import apply_context_parallel
-from transom.parallel.experts import apply_expert_parallel, expert_parameters
+from transom.parallel.axes.context import apply_context_parallel
+from transom.parallel.axes.experts import apply_expert_parallel, expert_parameters
+from transom.parallel.axes.pipeline import Pipeline
+from transom.parallel.axes.sharding import apply_fsdp, dtensor_axes, whole
+from transom.parallel.axes.tensor import apply_tensor_parallel
 from transom.parallel.mesh import Ranks
-from transom.parallel.pipeline import Pipeline
-from transom.parallel.sharding import apply_fsdp, dtensor_axes, whole
-from transom.parallel.tensor import apply_tensor_parallel
 from transom.planning.pipeline_stages import stage_blocks
 
 

@@ -7,7 +7,7 @@ from torch.distributed.tensor import DTensor
 
 from transom.checkpoints.piece_files import SavedTensors
 from transom.checkpoints.pieces import Piece
-from transom.parallel.sharding import from_local
+from transom.parallel.axes.sharding import from_local
 
 
 def local_piece(x: Tensor) -> Piece:

@@ -9,7 +9,7 @@ from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from transom.config.parallel import ParallelConfig
-from transom.parallel.collectives import SINGLE_PROCESS, TIMEOUT, World
+from transom.parallel.processes.collectives import SINGLE_PROCESS, TIMEOUT, World
 
 BATCH_AXES = ("data", "shard", "expert")
 """Axes along which ranks compute different parts of each batch."""

@@ -11,10 +11,10 @@ from transom.config.architecture import ModelConfig
 from transom.config.parallel import ParallelConfig
 from transom.models.base import Network
 from transom.models.build import build_uninitialized
-from transom.parallel.collectives import World
+from transom.parallel.axes.sharding import local
 from transom.parallel.layouts import apply_layout
 from transom.parallel.mesh import Ranks
-from transom.parallel.sharding import local
+from transom.parallel.processes.collectives import World
 
 
 def count_built_parameters(config: ModelConfig, layout: ParallelConfig, rank: int) -> int:

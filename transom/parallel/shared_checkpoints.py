@@ -18,8 +18,8 @@ from transom.checkpoints.peers import ALONE, Peers
 from transom.checkpoints.pieces import Piece, Pieces, assign_writers, describe
 from transom.checkpoints.save_pieces import save_pieces
 from transom.errors import TransomError
-from transom.parallel.collectives import TIMEOUT, ProcessLostError, World
-from transom.parallel.torchrun import processes_on_machine
+from transom.parallel.processes.collectives import TIMEOUT, ProcessLostError, World
+from transom.parallel.processes.torchrun import processes_on_machine
 from transom.planning.memory import free_memory
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from transom.config.recipe import Recipe
 from transom.config.suggestions import suggest
 from transom.errors import ConfigError
 from transom.inspection.pages.number_format import format_duration
-from transom.parallel.torchrun import torchrun_job, torchrun_rank
+from transom.parallel.processes.torchrun import torchrun_job, torchrun_rank
 from transom.tasks.signals import defer_signals
 from transom.training.events import Callback, Event, StepFinished, StopReason, TrainingFinished, ValidationFinished
 from transom.training.validation_metrics import format_metrics

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from transom.data.batch import Batch
-from transom.parallel.pipeline_stage import Activations, LogitFactors, StageLoss
-from transom.parallel.sequence import split_loss_mask
+from transom.parallel.axes.pipeline_stage import Activations, LogitFactors, StageLoss
+from transom.parallel.axes.sequence import split_loss_mask
 from transom.training.objectives.objective import AuxiliaryObjective, ForwardPass, Objective
 
 

@@ -17,9 +17,9 @@ from transom.config.plugins import import_plugins
 from transom.config.recipe import load_recipe
 from transom.errors import DataError
 from transom.models.build import build_model
-from transom.parallel.collectives import World
-from transom.parallel.launcher import join_as_worker, join_torchrun
 from transom.parallel.mesh import Ranks
+from transom.parallel.processes.collectives import World
+from transom.parallel.processes.launcher import join_as_worker, join_torchrun
 from transom.planning.freed_memory import keep_freed_memory, trim_malloc
 from transom.planning.precision import choose_precision, choose_threads, rank_device
 from transom.training.events import TrainingFinished

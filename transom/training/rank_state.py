@@ -16,8 +16,8 @@ from transom.models.base import Network
 from transom.parallel.layouts import apply_layout, gather_whole
 from transom.parallel.local_pieces import local_pieces
 from transom.parallel.mesh import Ranks
+from transom.parallel.processes.torchrun import processes_on_machine
 from transom.parallel.shared_checkpoints import SharedCheckpoints
-from transom.parallel.torchrun import processes_on_machine
 from transom.planning.freed_memory import FreedMemoryPolicy
 from transom.training.optimizer import build_optimizer, split_groups_by_mesh
 from transom.training.resume import ResumeState, load_resume_state

@@ -24,7 +24,7 @@ from transom.errors import CheckpointError, ConfigError
 from transom.files.regular_files import resolve_path
 from transom.models.base import Network
 from transom.models.build import build_model
-from transom.parallel.torchrun import torchrun_rank
+from transom.parallel.processes.torchrun import torchrun_rank
 from transom.planning.adapters import count_adapter_parameters
 from transom.planning.data_fit import describe_fit, keep_fitted_fields
 from transom.planning.disk_space import check_disk_space
@@ -96,8 +96,7 @@ def build_training_setup(
     Raises:
         TransomError: data, recipe and run folder contradict each other.
     """
-    device = rank_device()
-    release_memory(device)  # what was freed before would be missing from the peak
+    release_memory(device := rank_device())  # what was freed before would be missing from the peak
     memory_before = used_memory(device)
     recipe, shape_notes = _resolve_paths(recipe, base), list[str]()
     if folder.has_recipe:
@@ -114,8 +113,8 @@ def build_training_setup(
     torch.set_num_threads(threads.count)
     torch.manual_seed(recipe.training.seed)
 
-    own = None if folder.has_recipe else user_overrides
-    task = read(recipe, TaskContext(base, folder, notify, n_parts=recipe.parallel.n_batch_parts, own=own))
+    own, n_parts = None if folder.has_recipe else user_overrides, recipe.parallel.n_batch_parts
+    task = read(recipe, TaskContext(base, folder, notify, n_parts=n_parts, own=own))
     fit_notes = describe_fit(recipe, task.recipe)
     recipe = task.recipe.with_fields("training", precision=precision.name)
     _check_model(recipe, device)

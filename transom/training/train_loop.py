@@ -8,8 +8,8 @@ from transom.config.plugins import plugins_of
 from transom.config.training import NoAverageConfig, TrainingConfig
 from transom.data.batch import Batch
 from transom.errors import TransomError
-from transom.parallel.launcher import launch_processes
 from transom.parallel.mesh import Ranks
+from transom.parallel.processes.launcher import launch_processes
 from transom.planning.freed_memory import trim_malloc
 from transom.planning.memory import peak_memory
 from transom.planning.precision import num_threads_set_to

@@ -8,8 +8,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from transom.parallel.collectives import World
-from transom.parallel.sharding import local
+from transom.parallel.axes.sharding import local
+from transom.parallel.processes.collectives import World
 from transom.training.metrics_window import WINDOW_SUMS
 from transom.training.time_limit import StepPlan
 

@@ -15,10 +15,10 @@ from transom.config.training import TrainingConfig
 from transom.data.batch import Batch, split_rows
 from transom.layers.dropout import keyed_dropout, keyed_rows, name_dropout_sites
 from transom.models.base import Network
+from transom.parallel.axes.pipeline import Pipeline, split_micro_batches
+from transom.parallel.axes.sequence import split_loss_mask
 from transom.parallel.gradients import Gradients
 from transom.parallel.mesh import SINGLE_RANK, Ranks
-from transom.parallel.pipeline import Pipeline, split_micro_batches
-from transom.parallel.sequence import split_loss_mask
 from transom.planning.flops import FROZEN_WEIGHTS_FACTOR
 from transom.planning.freed_memory import FreedMemoryPolicy
 from transom.training.fault_checks import FaultChecks, Recomputation

@@ -26,10 +26,10 @@ from transom.errors import ConfigError
 from transom.models.apply_lora import apply_lora
 from transom.models.base import Network
 from transom.models.build import build_model
-from transom.parallel.collectives import SINGLE_PROCESS, World
 from transom.parallel.layouts import apply_layout
-from transom.parallel.local_ranks import RanksFailedError, run_on_ranks
 from transom.parallel.mesh import Ranks
+from transom.parallel.processes.collectives import SINGLE_PROCESS, World
+from transom.parallel.processes.local_ranks import RanksFailedError, run_on_ranks
 from transom.planning.layout import describe_rank, format_layout
 from transom.planning.parameters import count_parameters
 from transom.training.objectives.early_exit import add_early_exit_losses

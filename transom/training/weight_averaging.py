@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from transom.config.schema import ComponentConfig
 from transom.config.training import CheckpointAverageConfig, EmaConfig
-from transom.parallel.sharding import from_local, local
+from transom.parallel.axes.sharding import from_local, local
 from transom.training.train_state import trainable_tensors
 
 WeightsName = Literal["raw", "averaged"]

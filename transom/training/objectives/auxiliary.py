@@ -10,7 +10,7 @@ from transom.layers.mixture_of_depths import DepthRouter
 from transom.layers.mixture_of_experts import MixtureOfExperts
 from transom.layers.norm import BatchNorm
 from transom.models.base import Network
-from transom.parallel.collectives import SINGLE_PROCESS, World
+from transom.parallel.processes.collectives import SINGLE_PROCESS, World
 from transom.training.objectives.batch_norm import BatchNormStatistics
 from transom.training.objectives.objective import AuxiliaryObjective, RecordActivations, forward_pass
 from transom.training.objectives.router_losses import DepthRouterLoss, ExpertLoadBalancing

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from transom.data.batch import Batch
 from transom.layers.norm import BatchNorm, BatchStatistics
 from transom.models.base import Network
-from transom.parallel.collectives import World
+from transom.parallel.processes.collectives import World
 from transom.training.objectives.objective import AuxiliaryObjective, ForwardPass
 
 

@@ -12,7 +12,7 @@ from transom.data.batch import Batch
 from transom.layers.dropout import keyed_rows
 from transom.layers.observe import ActivationRecorder
 from transom.models.base import Network
-from transom.parallel.collectives import SINGLE_PROCESS, World
+from transom.parallel.processes.collectives import SINGLE_PROCESS, World
 from transom.training.losses import linear_cross_entropy
 
 

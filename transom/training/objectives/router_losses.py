@@ -12,7 +12,7 @@ from transom.data.batch import Batch
 from transom.layers.mixture_of_depths import DepthRouter, router_bce_sum
 from transom.layers.mixture_of_experts import MixtureOfExperts, expert_load, load_balancing_loss, router_z_loss_sum, update_router_bias
 from transom.models.base import Network
-from transom.parallel.collectives import World
+from transom.parallel.processes.collectives import World
 from transom.training.objectives.objective import N_UPDATES, AuxiliaryObjective, ForwardPass, RatioMetric
 
 _Passes = list[tuple[Float[Tensor, "_ _ ..."], Bool[Tensor, "_ _"]]]

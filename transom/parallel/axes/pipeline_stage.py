@@ -26,7 +26,7 @@ from transom.models.decoder import DecoderOnlyTransformer
 from transom.models.encoder import EncoderOnlyTransformer, TextEmbedderTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.models.vision import VisionTransformer
-from transom.parallel.pipeline_split import AbsentBlock, StackSpan, list_stacks, stack_of
+from transom.parallel.axes.pipeline_split import AbsentBlock, StackSpan, list_stacks, stack_of
 
 LogitFactors = tuple[Float[Tensor, "*positions d_model"], Float[Tensor, "vocab d_model"]]
 """H and W with logits = H W^T, as ``Network.logit_factors`` returns them."""

@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 
 from torch import distributed
 
-from transom.parallel import heartbeat
-from transom.parallel.collectives import KEPT, ProcessLostError
-from transom.parallel.heartbeat import BEATS_PER_TIMEOUT, SilenceTimer
-from transom.parallel.torchrun import TorchrunRank
-from transom.parallel.torchrun_store import torchrun_store
+from transom.parallel.processes import heartbeat
+from transom.parallel.processes.collectives import KEPT, ProcessLostError
+from transom.parallel.processes.heartbeat import BEATS_PER_TIMEOUT, SilenceTimer
+from transom.parallel.processes.torchrun import TorchrunRank
+from transom.parallel.processes.torchrun_store import torchrun_store
 
 _ENDED = -(2**62)
 """Added to the number of a rank that has left the run."""

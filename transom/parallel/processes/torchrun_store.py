@@ -9,8 +9,8 @@ from datetime import timedelta
 
 from torch import distributed
 
-from transom.parallel.collectives import TIMEOUT, ProcessLostError
-from transom.parallel.torchrun import TorchrunRank
+from transom.parallel.processes.collectives import TIMEOUT, ProcessLostError
+from transom.parallel.processes.torchrun import TorchrunRank
 
 JOIN_TIMEOUT = timedelta(minutes=5)
 """Time in which the ranks must connect to the store, come together, and connect to each other."""

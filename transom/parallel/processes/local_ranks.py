@@ -16,8 +16,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transom.parallel.collectives import ignore_layout_warnings
-from transom.parallel.launcher import LOOPBACK_INTERFACE
+from transom.parallel.processes.collectives import ignore_layout_warnings
+from transom.parallel.processes.launcher import LOOPBACK_INTERFACE
 
 PRELOADED = [
     "__main__",

@@ -13,16 +13,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import transom
-from transom.parallel import heartbeat
-from transom.parallel.collectives import KEPT, SINGLE_PROCESS, ProcessLostError, World, join_process_group
-from transom.parallel.store_heartbeat import end_process, store_heartbeat
-from transom.parallel.torchrun import torchrun_rank
-from transom.parallel.torchrun_store import JOIN_TIMEOUT, meet
+from transom.parallel.processes import heartbeat
+from transom.parallel.processes.collectives import KEPT, SINGLE_PROCESS, ProcessLostError, World, join_process_group
+from transom.parallel.processes.store_heartbeat import end_process, store_heartbeat
+from transom.parallel.processes.torchrun import torchrun_rank
+from transom.parallel.processes.torchrun_store import JOIN_TIMEOUT, meet
 from transom.planning.process_state import environment_defaults
 
 WORKER_BOOTSTRAP = (
     "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.append(sys.argv.pop(1));"
-    " from transom.parallel.heartbeat import start_heartbeat;"
+    " from transom.parallel.processes.heartbeat import start_heartbeat;"
     " start_heartbeat(float(sys.argv.pop(1))); runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
 """Program of a worker: ignore Ctrl-C, which rank 0 handles; append the folder of this package to ``sys.path``; start the heartbeat; run the

@@ -24,7 +24,7 @@ from transom.layers.mixture_of_experts import MixtureOfExperts
 from transom.layers.position_encoding import Alibi, PositionEncoding, RelativePositionBias
 from transom.layers.stack import Stack
 from transom.models.base import Network
-from transom.parallel.sequence import chunk_range, gather_sequence, reduce_scatter_sequence, split_sequence, split_token_masks
+from transom.parallel.axes.sequence import chunk_range, gather_sequence, reduce_scatter_sequence, split_sequence, split_token_masks
 
 COLUMNS = {"weight": 0, "bias": 0, "lora_b": 0}
 """Axis along which each parameter of a column-parallel linear layer is split; PyTorch stores W transposed, so axis 0 holds the outputs."""

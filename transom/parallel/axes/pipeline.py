@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor
 
 from transom.data.batch import Batch, split_rows
 from transom.models.base import Network
-from transom.parallel.collectives import KEPT, ProcessLostError
-from transom.parallel.pipeline_split import keep_stage, list_stage_parameters
-from transom.parallel.pipeline_stage import Activations, LossFunction, PipelineModule
+from transom.parallel.axes.pipeline_split import keep_stage, list_stage_parameters
+from transom.parallel.axes.pipeline_stage import Activations, LossFunction, PipelineModule
+from transom.parallel.processes.collectives import KEPT, ProcessLostError
 
 
 def split_micro_batches(micro_batches: Sequence[Batch], n_stages: int) -> list[Batch]:

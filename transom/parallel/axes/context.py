@@ -30,9 +30,9 @@ from transom.models.decoder import DecoderOnlyTransformer
 from transom.models.encoder import EncoderOnlyTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.models.vision import VisionTransformer
-from transom.parallel.chunk_mask import ChunkMask
-from transom.parallel.ring_attention import RingOptions, ring_attention
-from transom.parallel.sequence import chunk_range, gather_sequence, split_sequence, split_token_masks
+from transom.parallel.axes.chunk_mask import ChunkMask
+from transom.parallel.axes.ring_attention import RingOptions, ring_attention
+from transom.parallel.axes.sequence import chunk_range, gather_sequence, split_sequence, split_token_masks
 
 
 def apply_context_parallel(model: Network, mesh: DeviceMesh, ring: bool = True) -> None:

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import P2POp, ProcessGroup, batch_isend_irecv, irecv, isend
 
 from transom.layers.dropout import KeyedMasks
-from transom.parallel.chunk_mask import ChunkMask, Redistribution, Tile
+from transom.parallel.axes.chunk_mask import ChunkMask, Redistribution, Tile
 
 
 class _Redistribute(Function):

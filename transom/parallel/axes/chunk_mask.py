@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from transom.layers.context import AttentionContext
 from transom.layers.masks.block_sparse_mask import BlockSparseMask, build_block_sparse_mask
 from transom.layers.masks.mask_rules import FULL, TokenPositions
-from transom.parallel.sequence import chunk_range
+from transom.parallel.axes.sequence import chunk_range
 
 TILE_SIZE = 512
 """Queries and keys per tile."""

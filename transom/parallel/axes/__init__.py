@@ -1,0 +1,1 @@
+"""The axes of a layout: how each divides a model and its tokens."""
