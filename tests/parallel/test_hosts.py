@@ -16,6 +16,9 @@ from tests.parallel.hosts import Hosts, create_hosts, why_not
 from transom.checkpoints.run_folder import RunFolder
 
 PORT = 29400
+TIMEOUT = 1200.0
+"""Seconds after which a run has failed. On a loaded machine, tensor parallel with a delay takes minutes."""
+
 LAYOUTS = [{"data": 2}, {"shard": 2}, {"tensor": 2}]
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -50,7 +53,7 @@ def train_on_hosts(hosts: Hosts, recipe: Path, out: Path, disturb: Callable[[], 
     said = wait_for(processes[0], b"validation")
     begun = time.monotonic()
     disturb()
-    rest = [process.communicate(timeout=500)[1].decode() for process in processes]
+    rest = [process.communicate(timeout=TIMEOUT)[1].decode() for process in processes]
     assert not any(process.returncode for process in processes), "\n".join((said.decode(), *rest))
     assert hosts.processes() == []
     return time.monotonic() - begun
@@ -109,14 +112,19 @@ def test_a_cut_that_ends_the_ranks_is_followed_by_a_restart(tmp_path: Path) -> N
     with create_hosts(2, tmp_path) as hosts:
         processes = start_all(hosts, recipe, tmp_path / "cut", restarts=2)
         wait_for(processes[0], b"validation")
+        begun = time.monotonic()
         hosts.cut(1)
         for process in processes:
             wait_for(process, b"error: expected")
+        ended = time.monotonic() - begun
         hosts.mend(1)
-        errors = [process.communicate(timeout=500)[1] for process in processes]
+        errors = [process.communicate(timeout=TIMEOUT)[1] for process in processes]
+        took = time.monotonic() - begun
     assert [process.returncode for process in processes] == [0, 0], b"\n".join(errors).decode()
-    assert RESUMED in errors[0]
+    resumed = lines_with(errors[0].decode(), RESUMED.decode())
+    assert resumed
     assert differences(tmp_path / "alone", tmp_path / "cut") == []
+    print(f"\nranks ended {ended:.1f} s after the cut, the run ended after {took:.1f} s: {resumed[-1]}")
 
 
 @pytest.mark.chaos
@@ -129,7 +137,7 @@ def test_a_killed_rank_of_another_host_restarts_the_run_while_rank_0_does_not_no
         wait_for(processes[0], b"validation")
         os.kill(ranks_of(processes[0])[0], signal.SIGSTOP)
         os.kill(ranks_of(processes[1])[1], signal.SIGKILL)
-        errors = [process.communicate(timeout=500)[1] for process in processes]
+        errors = [process.communicate(timeout=TIMEOUT)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], b"\n".join(errors).decode()
     assert RESUMED in errors[0]
     assert differences(tmp_path / "alone", tmp_path / "killed") == []
