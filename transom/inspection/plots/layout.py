@@ -53,8 +53,8 @@ def layout_picture(rehearsal: Rehearsal) -> Picture:
 
     seconds = r.seconds
     alt = (
-        f"{r.layout.n_processes:,} processes in {r.layout.pipeline} stages, {r.layout.n_batch_parts} parts of the batch and"
-        f" {r.layout.context * r.layout.tensor} parts of the tokens. A step takes {seconds.total:.3g} s: {r.micro.n} micro-batches of"
+        f"processes: {r.layout.n_processes:,}; stages: {r.layout.pipeline}; parts of the batch: {r.layout.n_batch_parts}, of the tokens:"
+        f" {r.layout.context * r.layout.tensor}. A step takes {seconds.total:.3g} s: {r.micro.n} micro-batches of"
         f" {seconds.slowest.micro_batch:.3g} s in the slowest stage; on average a stage waits {seconds.idle:.1%} of the time."
     )
     columns = ("stage", "pass", "micro_batch", "start", "end")
