@@ -3,13 +3,16 @@
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -75,7 +78,7 @@ def run_on_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[An
     Function, arguments and results are pickled, so the function must be importable, and its results hold plain tensors, not ``DTensor``.
 
     Raises:
-        RanksFailedError: a rank raised an exception, or its process has ended.
+        RanksFailedError: a rank raised an exception, or its process has ended or cannot be started.
     """
     context = _context(function.__module__)
     processes, ends = list[BaseProcess](), list[Connection]()
@@ -85,11 +88,15 @@ def run_on_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[An
             for rank in range(size):
                 mine, its = context.Pipe()
                 process: BaseProcess = context.Process(target=_run_rank, args=(its, rank, size, store, function, args), daemon=True)
-                process.start()
+                _start(process, rank)
                 its.close()
                 ends.append(mine)
                 processes.append(process)
             results, failures = _receive(ends)
+        except BaseException:  # such as Ctrl-C, which the ranks do not receive
+            for process in processes:
+                process.kill()
+            raise
         finally:
             for end in ends:
                 end.close()  # a rank that has sent its result exits
@@ -111,6 +118,34 @@ def _context(module: str) -> ForkServerContext | SpawnContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, module])  # without effect if the server runs
     return context
+
+
+def _start(process: BaseProcess, rank: int) -> None:
+    """Start the process of a rank.
+
+    Raises:
+        RanksFailedError: it cannot be started.
+    """
+    try:
+        with _interrupts_blocked():
+            process.start()
+    except (EOFError, OSError) as error:  # the server was killed, or there are too many processes or open files
+        failure = RankFailure(rank, f"that its process cannot be started ({type(error).__name__}: {error})")
+        raise RanksFailedError([failure]) from error
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C in the processes that the block starts; this process receives it after the block, and ends them."""
+    if sys.platform == "win32":
+        yield
+        return
+    resource_tracker.ensure_running()  # its own start would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _receive(ends: Sequence[Connection]) -> tuple[dict[int, Any], list[RankFailure]]:
