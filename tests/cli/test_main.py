@@ -116,6 +116,12 @@ def test_recipes_are_listed_in_columns_by_a_sentence_each(transom: Call, monkeyp
     assert [line.split()[0] for line in narrow if not line.startswith(" ")] == list(about)
 
 
+def test_a_command_leaves_the_handling_of_sigterm_as_it_was(transom: Call) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    assert transom("--version").code == 0
+    assert signal.getsignal(signal.SIGTERM) == before == signal.SIG_DFL
+
+
 def test_version(transom: Call) -> None:
     assert transom("--version").out.startswith("transom 0.")
 

@@ -64,5 +64,5 @@ def test_a_rank_whose_process_cannot_be_started_is_named(monkeypatch: pytest.Mon
 
     context = local_ranks._context("torch")
     monkeypatch.setattr(context.Process, "start", fail)
-    with pytest.raises(RanksFailedError, match=r"rank 0: that its process cannot be started \(EOFError: unexpected EOF\)"):
+    with pytest.raises(RanksFailedError, match=r"rank 0: cannot be started \(EOFError: unexpected EOF\)"):
         run_on_ranks(2, interrupt, os.getpid())

@@ -8,11 +8,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -117,6 +116,12 @@ def _context(module: str) -> ForkServerContext | SpawnContext:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, module])  # without effect if the server runs
+    resource_tracker.ensure_running()  # its own start would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()  # server and ranks inherit that Ctrl-C is blocked: this process ends them
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
 
@@ -127,25 +132,9 @@ def _start(process: BaseProcess, rank: int) -> None:
         RanksFailedError: it cannot be started.
     """
     try:
-        with _interrupts_blocked():
-            process.start()
+        process.start()
     except (EOFError, OSError) as error:  # the server was killed, or there are too many processes or open files
-        failure = RankFailure(rank, f"that its process cannot be started ({type(error).__name__}: {error})")
-        raise RanksFailedError([failure]) from error
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C in the processes that the block starts; this process receives it after the block, and ends them."""
-    if sys.platform == "win32":
-        yield
-        return
-    resource_tracker.ensure_running()  # its own start would unblock the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise RanksFailedError([RankFailure(rank, f"cannot be started ({type(error).__name__}: {error})")]) from error
 
 
 def _receive(ends: Sequence[Connection]) -> tuple[dict[int, Any], list[RankFailure]]:
