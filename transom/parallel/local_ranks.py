@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -87,9 +88,9 @@ def run_on_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[An
             for rank in range(size):
                 mine, its = context.Pipe()
                 process: BaseProcess = context.Process(target=_run_rank, args=(its, rank, size, store, function, args), daemon=True)
+                ends.append(mine)
                 _start(process, rank)
                 its.close()
-                ends.append(mine)
                 processes.append(process)
             results, failures = _receive(ends)
         except BaseException:  # such as Ctrl-C, which the ranks do not receive
@@ -168,7 +169,13 @@ def _name_end(failure: RankFailure, process: BaseProcess) -> RankFailure:
     return failure._replace(error=f"exited with code {code}" if code is None or code >= 0 else f"was killed by signal {-code}")
 
 
+def _exit_with_first_process(end: Connection) -> None:
+    end.poll(None)  # nothing is ever sent: returns when the first process closes its end, which it does when it has all results, or exits
+    os._exit(1)
+
+
 def _run_rank(end: Connection, rank: int, size: int, store: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    threading.Thread(target=_exit_with_first_process, args=(end,), daemon=True).start()
     import torch
     from torch import distributed
 
