@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -31,6 +33,11 @@ def interrupt(rank: int, pid: int) -> None:
     if rank == 0:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(pid, signal.SIGINT)
+    signal.pause()
+
+
+def kill_first_process(rank: int, pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
     signal.pause()
 
 
@@ -66,3 +73,10 @@ def test_a_rank_whose_process_cannot_be_started_is_named(monkeypatch: pytest.Mon
     monkeypatch.setattr(context.Process, "start", fail)
     with pytest.raises(RanksFailedError, match=r"rank 0: cannot be started \(EOFError: unexpected EOF\)"):
         run_on_ranks(2, interrupt, os.getpid())
+
+
+@pytest.mark.long
+def test_ranks_end_with_the_first_process() -> None:
+    script = "import os; from tests.parallel.test_local_ranks import *; run_on_ranks(1, kill_first_process, os.getpid())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=100)  # returns once no process holds the pipes
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGKILL, b"", b"")
