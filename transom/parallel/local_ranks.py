@@ -175,6 +175,8 @@ def _exit_with_first_process(end: Connection) -> None:
 
 
 def _run_rank(end: Connection, rank: int, size: int, store: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if end.poll():  # the first process was interrupted while the server started; the store would be looked for until the timeout
+        os._exit(1)
     threading.Thread(target=_exit_with_first_process, args=(end,), daemon=True).start()
     import torch
     from torch import distributed
