@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from tests.cli.conftest import Call, Trained
 from transom.cli import recipes
-from transom.cli.commands import all_commands
+from transom.cli.commands import all_commands, command_line
 from transom.cli.main import one_line
 from transom.cli.output import print_result
 
@@ -88,6 +89,16 @@ def test_help_lists_every_command_and_its_line(transom: Call) -> None:
             assert f"{command.name} {command.help}" in page
 
 
+def test_no_help_text_has_brackets_that_are_read_as_a_style() -> None:
+    group = command_line()
+    context = typer.Context(group)
+    for name in all_commands():
+        command = group.get_command(context, name)
+        for each in (command, *getattr(command, "commands", {}).values()):
+            helps = [parameter.help for parameter in each.params if getattr(parameter, "help", None)]
+            assert not [text for text in helps if re.search(r"(?<!\\)\[[a-z]", text)], name
+
+
 def test_a_flag_shows_no_value(transom: Call) -> None:
     for words in ([], ["train"], ["recipes"], ["recipes", "copy"], ["tokenizer", "train"]):
         assert "bool" not in transom(*words, "--help").out, words
@@ -103,6 +114,12 @@ def test_recipes_are_listed_in_columns_by_a_sentence_each(transom: Call, monkeyp
     narrow = transom("recipes").out.splitlines()
     assert max(map(len, narrow)) <= 60 and len(narrow) > len(listed)
     assert [line.split()[0] for line in narrow if not line.startswith(" ")] == list(about)
+
+
+def test_a_command_leaves_the_handling_of_sigterm_as_it_was(transom: Call) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    assert transom("--version").code == 0
+    assert signal.getsignal(signal.SIGTERM) == before == signal.SIG_DFL
 
 
 def test_version(transom: Call) -> None:

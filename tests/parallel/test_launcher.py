@@ -57,7 +57,7 @@ def test_a_process_that_cannot_begin_is_named_with_its_last_words() -> None:
 
 def test_a_process_that_dies_is_noticed_at_once() -> None:
     with (
-        pytest.raises(ProcessLostError, match=r"found that one has exited.*--resume"),
+        pytest.raises(ProcessLostError, match=r"found that one has exited.*--resume.*\(rank 1 was killed by SIGKILL"),
         launch_processes(TALKER, ["die"], 2, threads=1) as world,
     ):
         while True:

@@ -162,6 +162,8 @@ def test_a_layout_is_read_as_it_is_written(sizes: dict[str, int]) -> None:
         ("tensors=2", "found 'tensors=2'.*tensor"),
         ("data", "--mesh: expected data from 1 to 65,536, found ''"),
         ("data=0", "--mesh: expected data from 1 to 65,536, found '0'"),
+        ("data=２", "--mesh: expected data from 1 to 65,536, found '２'"),
+        ("data=" + "9" * 5000, f"--mesh: expected data from 1 to 65,536, found '{'9' * 20}'"),
         ("data=2,data=2", "--mesh: expected each axis once, found data twice"),
         ("data=60000,tensor=60000", "--mesh: expected at most 65,536 processes, found 3,600,000,000"),
     ],

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         * 141: the program that reads the output closed its pipe.
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    signal.signal(signal.SIGTERM, _handle_sigterm)
+    before = signal.signal(signal.SIGTERM, _handle_sigterm)
     _configure_streams()
     try:
         with _log_to_stderr():
@@ -85,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _print_error(f"error: {plugin}: {kind}; fix the plugin (traceback in {_save_traceback(argv)})", USER_ERROR)
         at = " or ".join(["transom", *(f"plugin {name}" for name in plugin_names())])
         return _print_error(f"internal error: {kind}; this is a bug in {at}, please report it with {_save_traceback(argv)}", INTERNAL_ERROR)
+    finally:
+        signal.signal(signal.SIGTERM, before)  # as the interpreter ends, an exception of the handler would be printed
     return code
 
 

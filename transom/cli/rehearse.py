@@ -124,7 +124,7 @@ def rehearse(
         typer.Option(
             "--mesh",
             metavar="AXES",
-            help="Processes per axis, such as data=8,tensor=4; axes that are left out are 1. Default: [parallel] of the recipe.",
+            help="Processes per axis, such as data=8,tensor=4; axes that are left out are 1. Default: those of the recipe.",
         ),
     ] = None,
     overrides: SetOption = None,

@@ -71,10 +71,13 @@ def _time(r: Rehearsal) -> list[str]:
     lines = [
         f"{s.total:.3g} s per step, {r.batch / s.total:,.0f} {r.unit} per second, {r.utilization:.1%} model FLOPs utilization",
         f"a micro-batch: {slowest.compute:.3g} s of computation at {r.cluster.utilization:.0%} of {r.cluster.flops:.3g} FLOP/s,"
-        f" {slowest.waiting:.3g} s of collectives, {slowest.overlapped:.3g} s of collectives beside it",
+        f" {slowest.waiting:.3g} s of collectives"
+        + (f", {slowest.overlapped:.3g} s of collectives at the same time" if slowest.overlapped else ""),
     ]
-    if slowest_sum := max(stage.per_step for stage in s.stages):
-        lines.append(f"sums of gradients after the last micro-batch: {slowest_sum:.3g} s")
+    last = max(range(r.layout.pipeline), key=lambda i: s.stages[i].per_step)
+    if slowest_sum := s.stages[last].per_step:
+        of_stage = f", in stage {last}" if r.layout.pipeline > 1 else ""
+        lines.append(f"sums of gradients after the last micro-batch{of_stage}: {slowest_sum:.3g} s")
     if r.layout.pipeline > 1:
         p, m = r.layout.pipeline, r.micro.n
         bubble = f"bubble: (p - 1) / (m + p - 1) = {p - 1} / {m + p - 1} = {s.bubble:.1%} (Narayanan et al. 2021)"

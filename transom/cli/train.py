@@ -33,7 +33,7 @@ ProcessesOption = Annotated[
         "--processes",
         min=1,
         metavar="N",
-        help="Train in N processes, on GPUs with one GPU each: parallel.data is what the recipe's other axes of [parallel] leave of N. For"
+        help="Train in N processes, on GPUs with one GPU each: parallel.data is N divided by the recipe's other axes. For"
         " several machines use torchrun -m transom train.",
     ),
 ]

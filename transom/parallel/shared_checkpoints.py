@@ -18,7 +18,7 @@ from transom.checkpoints.peers import ALONE, Peers
 from transom.checkpoints.pieces import Piece, Pieces, assign_writers, describe
 from transom.checkpoints.save_pieces import save_pieces
 from transom.errors import TransomError
-from transom.parallel.processes.collectives import TIMEOUT, ProcessLostError, World
+from transom.parallel.processes.collectives import KEPT, TIMEOUT, ProcessLostError, World
 from transom.parallel.processes.torchrun import processes_on_machine
 from transom.planning.memory import free_memory
 
@@ -71,7 +71,7 @@ class ProcessGroupPeers:
             rows = [torch.empty_like(row) for _ in range(self.size)]
             distributed.all_gather(rows, row, group=self._group)
         except RuntimeError as error:  # raised by gloo when a connection closes
-            raise ProcessLostError(f"expected {self.size} running processes, found that one has exited") from error
+            raise ProcessLostError(f"expected {self.size} running processes, found that one has exited; {KEPT}") from error
         return [bytes(row[: int(n)].numpy().data) for row, n in zip(rows, lengths, strict=True)]
 
 

@@ -83,8 +83,8 @@ def parse_layout(text: str) -> ParallelConfig:
         axis, _, size = (word.strip() for word in part.partition("="))
         if axis not in ParallelConfig.AXES:
             raise ConfigError(f"--mesh: expected an axis with its size, such as data=8, found {part!r}; {suggest(axis, PREFERENCE)}")
-        if not size.isdecimal() or not 1 <= int(size) <= MAX_PROCESSES:
-            raise ConfigError(f"--mesh: expected {axis} from 1 to {MAX_PROCESSES:,}, found {size!r}; write {axis}=2")
+        if not (size.isascii() and size.isdecimal() and len(size) < 7 and 1 <= int(size) <= MAX_PROCESSES):
+            raise ConfigError(f"--mesh: expected {axis} from 1 to {MAX_PROCESSES:,}, found {size[:20]!r}; write {axis}=2")
         if axis in sizes:
             raise ConfigError(f"--mesh: expected each axis once, found {axis} twice; leave one out")
         sizes[axis] = int(size)

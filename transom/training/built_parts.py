@@ -47,7 +47,7 @@ def build_parts(config: ModelConfig, layout: ParallelConfig, notify: Callable[[s
     begin, stages = time.monotonic(), divide_stages(config, layout.pipeline)
     fewer = layout.model_copy(update={"data": 1, "context": min(layout.context, 2)})
     distinct, ranks = fewer.n_processes // fewer.context, _choose_ranks(fewer)
-    notify(f"building the parts of {len(ranks)} ranks, without values")
+    notify(f"building the parts of {len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'}, without values")
     for rank in ranks:
         position = fewer.coordinates(rank)
         name = describe_rank(layout, layout.rank_at(position))

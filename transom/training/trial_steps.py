@@ -227,9 +227,10 @@ def _run(
         return run_on_ranks(layout.n_processes, take, config, training, layout, n_parts, n)
     except RanksFailedError as error:
         first = error.failures[0]
+        found = first.error if first.traceback else f"that it {first.error}"
         raise ConfigError(
             f"{describe_rank(layout, first.rank)}: expected {N_STEPS} steps of a small model on {format_layout(layout)}, found"
-            f" {first.error}; choose another --mesh, or leave the steps out with --no-steps"
+            f" {found}; choose another --mesh, or leave the steps out with --no-steps"
         ) from error
 
 

@@ -25,6 +25,9 @@ MAX_CELLS = 2048
 MAX_NUMBERED = 36
 """Most micro-batches whose numbers are written into their passes."""
 
+DIGIT = 0.0085
+"""Fraction of the width of the timeline that a digit takes; numbers are left out of passes that are narrower."""
+
 MACHINES = ("#CFE3F2", "#F5E3BF")
 """Colors of the machines in turn."""
 
@@ -53,8 +56,8 @@ def layout_picture(rehearsal: Rehearsal) -> Picture:
 
     seconds = r.seconds
     alt = (
-        f"{r.layout.n_processes:,} processes in {r.layout.pipeline} stages, {r.layout.n_batch_parts} parts of the batch and"
-        f" {r.layout.context * r.layout.tensor} parts of the tokens. A step takes {seconds.total:.3g} s: {r.micro.n} micro-batches of"
+        f"processes: {r.layout.n_processes:,}; stages: {r.layout.pipeline}; parts of the batch: {r.layout.n_batch_parts}, of the tokens:"
+        f" {r.layout.context * r.layout.tensor}. A step takes {seconds.total:.3g} s: {r.micro.n} micro-batches of"
         f" {seconds.slowest.micro_batch:.3g} s in the slowest stage; on average a stage waits {seconds.idle:.1%} of the time."
     )
     columns = ("stage", "pass", "micro_batch", "start", "end")
@@ -125,6 +128,8 @@ def _draw_timeline(axes: "Axes", r: Rehearsal, cells: list[Cell], n_drawn: int) 
         axes.broken_barh([(end, sums)], (0.1, n_stages - 0.2), facecolors=SUMS, edgecolor="white", label="sum of gradients")
     if n_drawn <= MAX_NUMBERED:
         for cell in cells:
+            if (cell.end - cell.start) / (end + sums) < DIGIT * len(str(cell.micro_batch)):
+                continue
             axes.text(
                 (cell.start + cell.end) / 2,
                 cell.stage + 0.52,

@@ -100,10 +100,11 @@ class HeartbeatMonitor:
             self._changed.wait_for(lambda: self._exited or len(self._ready) == len(self._processes))
             return not self._exited
 
-    def one_has_exited(self) -> bool:
-        """Return whether a worker has exited, or does so within a second: its closed connections may be noticed first."""
+    def exited_ranks(self) -> list[int]:
+        """Return the workers that have exited, for the first of which this waits a second: its closed connections may be noticed first."""
         with self._changed:
-            return bool(self._changed.wait_for(lambda: self._exited, timeout=1.0))
+            self._changed.wait_for(lambda: self._exited, timeout=1.0)
+            return sorted(self._exited)
 
     @contextmanager
     def in_rendezvous(self) -> Iterator[None]:

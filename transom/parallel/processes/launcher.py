@@ -89,12 +89,14 @@ def launch_processes(module: str, arguments: Sequence[str], size: int, threads: 
                     world = group.enter_context(join_process_group(rendezvous.as_uri(), 0, size))
                 yield world
         except (ProcessLostError, RuntimeError) as error:  # gloo raises RuntimeError in the collectives of PyTorch's own layouts
-            if not isinstance(error, ProcessLostError) and not monitor.one_has_exited():
+            exited = monitor.exited_ranks()
+            if not isinstance(error, ProcessLostError) and not exited:
                 raise
+            signals = [] if monitor.timed_out_rank else [line for rank in exited for line in _killed_by(rank, processes[rank - 1].wait())]
             for process in processes:
                 process.kill()
                 process.wait()
-            last_lines = " ".join(line for log in logs for line in _last_line(log))
+            last_lines = " ".join([*signals, *(line for log in logs for line in _last_line(log))])
             lost = error if isinstance(error, ProcessLostError) else f"expected {size} running processes, found that one has exited; {KEPT}"
             reason = _stopped_message(*monitor.timed_out_rank) if monitor.timed_out_rank else lost
             advice = "a run without [parallel] needs no other process"
@@ -195,6 +197,10 @@ def _kill_worker(process: "subprocess.Popen[bytes]") -> None:
         assert stream is not None
         stream.close()
     process.wait()
+
+
+def _killed_by(rank: int, code: int) -> list[str]:
+    return [f"rank {rank} was killed by {signal.Signals(-code).name}"] if code < 0 else []
 
 
 def _last_line(log: Path) -> list[str]:

@@ -3,13 +3,16 @@
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -75,7 +78,7 @@ def run_on_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[An
     Function, arguments and results are pickled, so the function must be importable, and its results hold plain tensors, not ``DTensor``.
 
     Raises:
-        RanksFailedError: a rank raised an exception, or its process has ended.
+        RanksFailedError: a rank raised an exception, or its process has ended or cannot be started.
     """
     context = _context(function.__module__)
     processes, ends = list[BaseProcess](), list[Connection]()
@@ -85,11 +88,15 @@ def run_on_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[An
             for rank in range(size):
                 mine, its = context.Pipe()
                 process: BaseProcess = context.Process(target=_run_rank, args=(its, rank, size, store, function, args), daemon=True)
-                process.start()
-                its.close()
                 ends.append(mine)
+                _start(process, rank)
+                its.close()
                 processes.append(process)
             results, failures = _receive(ends)
+        except BaseException:  # such as Ctrl-C, which the ranks do not receive
+            for process in processes:
+                process.kill()
+            raise
         finally:
             for end in ends:
                 end.close()  # a rank that has sent its result exits
@@ -110,7 +117,25 @@ def _context(module: str) -> ForkServerContext | SpawnContext:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, module])  # without effect if the server runs
+    resource_tracker.ensure_running()  # its own start would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()  # server and ranks inherit that Ctrl-C is blocked: this process ends them
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
+
+
+def _start(process: BaseProcess, rank: int) -> None:
+    """Start the process of a rank.
+
+    Raises:
+        RanksFailedError: it cannot be started.
+    """
+    try:
+        process.start()
+    except (EOFError, OSError) as error:  # the server was killed, or there are too many processes or open files
+        raise RanksFailedError([RankFailure(rank, f"cannot be started ({type(error).__name__}: {error})")]) from error
 
 
 def _receive(ends: Sequence[Connection]) -> tuple[dict[int, Any], list[RankFailure]]:
@@ -144,7 +169,15 @@ def _name_end(failure: RankFailure, process: BaseProcess) -> RankFailure:
     return failure._replace(error=f"exited with code {code}" if code is None or code >= 0 else f"was killed by signal {-code}")
 
 
+def _exit_with_first_process(end: Connection) -> None:
+    end.poll(None)  # nothing is ever sent: returns when the first process closes its end, which it does when it has all results, or exits
+    os._exit(1)
+
+
 def _run_rank(end: Connection, rank: int, size: int, store: Path, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if end.poll():  # the first process was interrupted while the server started; the store would be looked for until the timeout
+        os._exit(1)
+    threading.Thread(target=_exit_with_first_process, args=(end,), daemon=True).start()
     import torch
     from torch import distributed
 
