@@ -50,6 +50,19 @@ def test_a_layout_takes_the_steps_of_one_process(tmp_path: Path, layout: dict[st
             torch.testing.assert_close(tensors[name], others[name], rtol=1e-2, atol=2e-4)
 
 
+IN_BFLOAT16: list[dict[str, int]] = [{"pipeline": 2}, {"shard": 2}, {"tensor": 2}, {"context": 2}, {"expert": 2}]
+
+
+@pytest.mark.parametrize("layout", tiers(IN_BFLOAT16, long=[IN_BFLOAT16[0]]), ids=by_name)
+def test_a_layout_in_bfloat16_takes_about_the_steps_of_one_process(tmp_path: Path, layout: dict[str, int]) -> None:
+    """Stages of a pipeline send hidden states in bfloat16; rounding is that of another order of sums."""
+    mixture = {"feed_forward": {"kind": "moe", "n_experts": 4}} if "expert" in layout else {}
+    fields: dict[str, Any] = {"model": MODEL | mixture, "precision": "bf16"}
+    alone, together = (history(tmp_path / str(n), parallel=each, **fields) for n, each in enumerate(({}, layout)))
+    for one, several in zip(alone, together, strict=True):
+        assert several.loss == pytest.approx(one.loss, rel=5e-3) and several.grad_norm == pytest.approx(one.grad_norm, rel=5e-2)
+
+
 @pytest.mark.long
 def test_a_run_continues_in_other_layouts(tmp_path: Path) -> None:
     """A run of one process ends as one that two shards, then three, then one process continue, but for rounding."""
