@@ -1,5 +1,6 @@
 """A stopped process is noticed and named, and ends with the others; a busy one, however long it computes, is left alone."""
 
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -69,6 +70,23 @@ def test_a_process_that_is_lost_between_ready_and_joined_is_noticed(does: str, f
     with launch_processes(TALKER, ["talk"], 2, threads=1) as world:  # what failed leaves nothing that the next run waits for
         talk(world)
         world.broadcast_scalars(0)
+
+
+def test_a_run_whose_collectives_do_not_notice_a_failed_process_is_ended() -> None:
+    """As on GPUs: the monitor names the process, unless it has ended well, and unless the run ends by itself."""
+    ended, named = list[int](), threading.Event()
+
+    def end_run(rank: int) -> None:
+        ended.append(rank)
+        named.set()
+
+    programs = ["", "raise SystemExit(3)"]
+    processes = [subprocess.Popen([sys.executable, "-c", each], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for each in programs]
+    monitor = HeartbeatMonitor(processes, 1.0, lambda: None, end_run)
+    assert named.wait(30) and set(ended) == {2}
+    monitor.close()
+    for process in processes:
+        process.communicate()
 
 
 @pytest.mark.long

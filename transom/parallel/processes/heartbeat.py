@@ -75,13 +75,21 @@ class HeartbeatMonitor:
         timed_out_rank: rank of the killed worker and its seconds without a heartbeat; None while all workers send.
     """
 
-    def __init__(self, processes: Sequence["subprocess.Popen[bytes]"], timeout: float, abort_rendezvous: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        processes: Sequence["subprocess.Popen[bytes]"],
+        timeout: float,
+        abort_rendezvous: Callable[[], None],
+        end_run: Callable[[int], None] | None = None,
+    ) -> None:
         """Monitor worker processes, whose ranks start at 1.
 
         Args:
             processes: workers that call ``start_heartbeat``, with standard output in a pipe.
             timeout: seconds without a heartbeat after which a worker is killed.
             abort_rendezvous: makes the rendezvous fail in every process that still waits in it.
+            end_run: called with the rank of a worker that has failed, if this monitor is not closed soon after; None if a collective with
+                that worker fails by itself.
         """
         self.timed_out_rank: tuple[int, float] | None = None
         self._processes = dict(enumerate(processes, 1))
@@ -89,7 +97,7 @@ class HeartbeatMonitor:
         self._timer = SilenceTimer(dict.fromkeys(self._processes, max(timeout, STARTUP_TIMEOUT)), self._tick)
         self._received = dict.fromkeys(self._processes, b"")
         self._changed, self._ready, self._exited = threading.Condition(), set[int](), set[int]()
-        self._in_rendezvous = False
+        self._in_rendezvous, self._end_run = False, end_run
         self._close_reader, self._close_writer = os.pipe()
         self._thread = threading.Thread(target=self._listen, name="transom-watch", daemon=True)
         self._thread.start()
@@ -126,7 +134,7 @@ class HeartbeatMonitor:
         os.close(self._close_reader)
 
     def _listen(self) -> None:
-        before, seconds_blocked = time.monotonic(), 0.0
+        before, seconds_blocked, seconds_lost = time.monotonic(), 0.0, 0.0
         with selectors.DefaultSelector() as selector:
             selector.register(self._close_reader, selectors.EVENT_READ)
             for rank, process in self._processes.items():
@@ -147,6 +155,10 @@ class HeartbeatMonitor:
                 seconds_blocked = seconds_blocked + now - before if self._exited and self._in_rendezvous else 0.0
                 if seconds_blocked > 2 * self._tick:  # not at once: this process may be about to notice it
                     self._abort_rendezvous()
+                failed = [rank for rank in self._exited if self._processes[rank].poll()]
+                seconds_lost = seconds_lost + now - before if failed else 0.0
+                if seconds_lost > 2 * self._tick and self._end_run is not None:
+                    self._end_run(failed[0])
                 before = now
 
     def _receive(self, rank: int, received: bytes) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import torch
+
 import transom
 from transom.parallel.processes import heartbeat
 from transom.parallel.processes.collectives import KEPT, SINGLE_PROCESS, ProcessLostError, World, join_process_group
@@ -79,7 +81,8 @@ def launch_processes(module: str, arguments: Sequence[str], size: int, threads: 
                 process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=own)
             stack.callback(_kill_worker, process)
             processes.append(process)
-        monitor = heartbeat.HeartbeatMonitor(processes, timeout, lambda: _break_rendezvous(rendezvous))
+        end_run = _end_run if torch.cuda.is_available() else None  # a collective of NCCL would wait for a process that has exited
+        monitor = heartbeat.HeartbeatMonitor(processes, timeout, lambda: _break_rendezvous(rendezvous), end_run)
         stack.callback(monitor.close)
         try:
             if not monitor.wait_until_ready():
@@ -177,6 +180,10 @@ def _stopped_message(rank: int, seconds: float) -> str:
         f"expected heartbeats from all processes of the run, found none from rank {rank} for {seconds:.0f} s: it was stopped or gets no"
         f" CPU time; {KEPT}"
     )
+
+
+def _end_run(rank: int) -> None:
+    end_process(f"expected all processes of the run, found that rank {rank} has exited; {KEPT}")
 
 
 def _break_rendezvous(rendezvous: Path) -> None:
