@@ -82,6 +82,7 @@ def test_a_mesh_without_memory_is_replaced_by_the_nearest_with_enough(transom: C
     assert again["fits"] and again["processes"] == 4
 
 
+@pytest.mark.long
 def test_a_small_model_is_not_to_be_sharded(transom: Call) -> None:
     page = transom("rehearse", *SMALL, *H100, "--mesh", "shard=8")
     assert "do not shard: the model fits a device twice over, use data=8 instead; gathering its weights takes" in page.out

@@ -15,6 +15,7 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.distributed.tensor import DTensor
 
+from tests.tiers import every
 from transom.config.architecture import ModelConfig, TransformerConfig
 from transom.config.recipe import parse_model_config
 from transom.config.training import AdamWConfig, EarlyExitLossConfig
@@ -276,7 +277,7 @@ def train(rank: int, case: Case) -> Any:
     return norms, own, *(World(rank, 3).gather_tensors(x, torch.device("cpu")) for x in (model.state_dict(), state))
 
 
-@pytest.mark.parametrize("tied", ["all", "none"])
+@pytest.mark.parametrize("tied", every(2, ["all", "none"]))
 def test_two_steps_and_the_collected_tensors_are_those_of_one_process(tied: str) -> None:
     case = Case(TRANSLATOR | {"tie_embeddings": tied})
     ranks = run_on_ranks(3, train, case)

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tests.models.combinations import ENCODERS, FAMILIES, SET_ENCODERS, SET_TEXTS, SET_WRITERS, batch_for, described
 from tests.parallel.equality import CROSS_ENTROPY, StepGradients, assert_equal, backward, build_double, gradients_of, single_process, whole
+from tests.tiers import every
 from transom.config.adapter import LoraConfig
 from transom.config.parallel import ParallelConfig
 from transom.config.training import AdamWConfig
@@ -146,7 +147,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", every(2, [2, 4]))
 def test_batches_and_objectives(n: int) -> None:
     """Packed rows, padding, ranks without tokens or labels, and losses of several kinds."""
     assert_equals_one_process(n, CASES)

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.planning.published_runs import RUNS, PublishedRun
+from tests.tiers import every
 from transom.planning.parameters import count_parameters
 
 FITTED = {"Llama 3.1 8B on 8 H100": 0.01, "GPT 39.1B on 512 A100": 0.03}
@@ -23,7 +24,7 @@ RATIOS = {
 matrices of every width."""
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+@pytest.mark.parametrize("run", every(3, RUNS), ids=lambda run: run.name)
 def test_the_step_of_a_published_run_is_predicted(run: PublishedRun) -> None:
     ratio = run.predict().total / run.seconds
     assert round(ratio, 2) == RATIOS[run.name], f"{run.source}: published {run.seconds:.3g} s ({run.how}), predicted {ratio:.3f} times that"

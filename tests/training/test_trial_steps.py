@@ -51,6 +51,7 @@ def take_other_steps(rank: int, config: Any, training: Any, layout: ParallelConf
     return tuple(TrialStep(2.0 if rank == 2 else 1.0, 1.0) for _ in range(2))
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_is_named() -> None:
     message = r"rank 3 \(shard 1, tensor 1\): expected 2 steps of a small model on shard=2,tensor=2, found RuntimeError: a kernel without"
     with pytest.raises(ConfigError, match=message):
