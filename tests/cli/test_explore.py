@@ -21,6 +21,7 @@ def ask(url: str, name: str, **body: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_page_is_served_until_ctrl_c(trained: Trained, tmp_path: Path) -> None:
     checkpoint = sorted((trained.folder / "checkpoints").iterdir())[0]
     words = [sys.executable, "-m", "transom", "explore", str(trained.folder), "--compare", str(checkpoint), "--no-browser", "--json"]

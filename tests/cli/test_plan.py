@@ -33,6 +33,7 @@ def test_the_table_fits_a_terminal_and_says_what_the_json_says(transom: Call) ->
     assert value["budget"]["optimal_tokens"] == 20 * parameters["total"]
 
 
+@pytest.mark.long
 def test_a_published_model_is_planned_with_its_own_sizes(transom: Call) -> None:
     gpus = ["--gpus", "8", "--gpu-memory", "80GiB"]
     page, value = transom("plan", "gpt2", *gpus), transom("plan", "gpt2", *gpus, "--json").json
