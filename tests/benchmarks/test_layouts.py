@@ -9,7 +9,7 @@ from benchmarks import layouts, tables
 from transom.config.parallel import ParallelConfig
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_quick_run_measures_and_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "LAYOUTS", [ParallelConfig(data=2), ParallelConfig(pipeline=2)])
     layouts.main(["--quick", "--rounds", "1", "--out", str(tmp_path / "r.json")])

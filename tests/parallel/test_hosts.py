@@ -66,7 +66,7 @@ def train_alone(recipe: Path, out: Path) -> None:
     assert process.returncode == 0, said.decode()
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 def test_a_run_on_two_hosts_ends_as_on_one(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "recipe.toml", 21, LAYOUTS[0])
     train_alone(recipe, tmp_path / "alone")
