@@ -34,7 +34,7 @@ def test_two_processes_make_the_steps_of_one(name: str, request: pytest.FixtureR
     if isinstance(recipe, EmbeddingRecipe):
         raw["parallel"] = {"data": 2}
         with pytest.raises(ConfigError, match=r"parallel\.data: expected 1 .* whose negatives are the other texts of the batch, found 2"):
-            sit(type(recipe).model_validate(raw), tmp_path)
+            sit(type(recipe).model_validate(raw), tmp_path / "2")
         return
     seen: dict[int, list[StepFinished]] = {1: [], 2: []}
     for n, steps in seen.items():
