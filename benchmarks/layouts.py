@@ -208,7 +208,7 @@ def plain_steps(shape: Shape) -> dict[str, Callable[[], float]]:
 
 
 def training_steps(shape: Shape, layout: ParallelConfig | None, rank: int, store: Path) -> dict[str, Callable[[], float]]:
-    """Join the process group of a layout and return the training step of a rank, which returns the mean loss of its part."""
+    """Join the process group of a layout and return the training step of a rank, which returns the mean loss of the batch."""
     world = SINGLE_PROCESS
     if layout is None:
         shape, layout, rank = replace(shape, pairs=shape.pairs // 2), ParallelConfig(), 0
