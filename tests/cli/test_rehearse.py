@@ -86,6 +86,10 @@ def test_a_mesh_without_memory_is_replaced_by_the_nearest_with_enough(transom: C
 def test_a_small_model_is_not_to_be_sharded(transom: Call) -> None:
     page = transom("rehearse", *SMALL, *H100, "--mesh", "shard=8")
     assert "do not shard: the model fits a device twice over, use data=8 instead; gathering its weights takes" in page.out
+    assert "of collectives of shards at the same time" in " ".join(page.out.split()) and "all-gather *" in page.out
+    slowly = transom("rehearse", *SMALL, "--context", "16", "--intra-bandwidth", "1MB", "--mesh", "shard=2").out
+    assert "use data=2 instead; gathering its weights takes" in " ".join(slowly.split())
+    assert "at the same time" not in slowly and "all-gather *" not in slowly  # a CPU sends with the cores that compute
     slow = ["--intra-bandwidth", "1000TB", "--device-flops", "1e13", "--mesh", "shard=2"]
     assert "less than FSDP2's own work per module (PyTorch issue 173680)" in " ".join(transom("rehearse", *SMALL, *H100, *slow).out.split())
     plan = transom(

@@ -58,11 +58,11 @@ def _collectives(r: Rehearsal) -> list[str]:
         group, count = rank_group(r.layout, each.axis, r.cluster.devices_per_node), each.per_step_count(r.micro.n)
         seconds = count * collective_seconds(each.kind, each.n_bytes, group, r.cluster)
         sent = format_bytes(each.sent(r.layout, r.micro.n))
-        name = each.kind + (" *" if each.overlapped else "")
+        name = each.kind + (" *" if each.can_overlap and r.cluster.overlaps else "")
         rows.append([name, f"{each.axis} {group.size}", each.what, f"{count:,}", format_bytes(each.n_bytes), sent, f"{seconds:.2g}"])
     of_stage = f" of stage {rank.stage.index}, the slowest" if len(r.ranks) > 1 else ""
     head = f"collectives of a rank{of_stage}, per step: size of each tensor, and bytes that the rank sends"
-    note = ["  * while the device computes"] if any(each.overlapped for each in rank.collectives) else []
+    note = ["  * while the device computes"] if r.cluster.overlaps and any(each.can_overlap for each in rank.collectives) else []
     return [*_wrap([head]), *(f"  {line}" for line in align_columns(rows, n_left=3)), *note]
 
 
@@ -72,7 +72,8 @@ def _time(r: Rehearsal) -> list[str]:
         f"{s.total:.3g} s per step, {r.batch / s.total:,.0f} {r.unit} per second, {r.utilization:.1%} model FLOPs utilization",
         f"a micro-batch: {slowest.compute:.3g} s of computation at {r.cluster.utilization:.0%} of {r.cluster.flops:.3g} FLOP/s,"
         f" {slowest.waiting:.3g} s of collectives"
-        + (f", {slowest.overlapped:.3g} s of collectives at the same time" if slowest.overlapped else ""),
+        + (f", {slowest.sharding:.3g} s of collectives of shards" if slowest.sharding else "")
+        + (" at the same time" if slowest.sharding and slowest.overlaps else ""),
     ]
     last = max(range(r.layout.pipeline), key=lambda i: s.stages[i].per_step)
     if slowest_sum := s.stages[last].per_step:

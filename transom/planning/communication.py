@@ -57,7 +57,7 @@ class Collective:
         count: number per micro-batch, or per step if ``per_step``.
         n_bytes: size of the whole tensor, as ``cluster.sent_bytes`` takes it.
         per_step: whether it runs once per step, after the last micro-batch.
-        overlapped: whether it runs while the device computes.
+        can_overlap: whether it runs while the device computes, on a cluster whose devices can do both.
     """
 
     kind: CollectiveKind
@@ -66,7 +66,7 @@ class Collective:
     count: int
     n_bytes: float
     per_step: bool = False
-    overlapped: bool = False
+    can_overlap: bool = False
 
     def per_step_count(self, n_micro_batches: int) -> int:
         """Return how many of them run in a step."""
@@ -115,10 +115,10 @@ def _sharded(layout: ParallelConfig, stage: Stage, p: StageParameters, size: Num
     output layer are gathered once: they are kept from one pass to the other.
     """
     if layout.shard > 1:
-        yield Collective("all-gather", "shard", "weights of a block", 2 * stage.n_blocks, size.weight * p.block, overlapped=True)
-        yield Collective("all-gather", "shard", "weights of embeddings and output", 1, size.weight * p.ends, overlapped=True)
-        yield Collective("reduce-scatter", "shard", "gradients of a block", stage.n_blocks, size.gradient * p.block, overlapped=True)
-        yield Collective("reduce-scatter", "shard", "gradients of embeddings and output", 1, size.gradient * p.ends, overlapped=True)
+        yield Collective("all-gather", "shard", "weights of a block", 2 * stage.n_blocks, size.weight * p.block, can_overlap=True)
+        yield Collective("all-gather", "shard", "weights of embeddings and output", 1, size.weight * p.ends, can_overlap=True)
+        yield Collective("reduce-scatter", "shard", "gradients of a block", stage.n_blocks, size.gradient * p.block, can_overlap=True)
+        yield Collective("reduce-scatter", "shard", "gradients of embeddings and output", 1, size.gradient * p.ends, can_overlap=True)
 
 
 def _tensor_parallel(

@@ -34,19 +34,21 @@ class StageSeconds:
     Attributes:
         compute: forward and backward computation of a micro-batch.
         waiting: collectives of a micro-batch during which the device does not compute.
-        overlapped: collectives of a micro-batch that run beside the computation; they add only what they take longer.
+        sharding: collectives of a micro-batch that gather weights and reduce gradients of shards.
         per_step: collectives after the last micro-batch.
+        overlaps: whether ``sharding`` runs beside the computation, and adds only what it takes longer.
     """
 
     compute: float
     waiting: float
-    overlapped: float
+    sharding: float
     per_step: float
+    overlaps: bool = True
 
     @property
     def micro_batch(self) -> float:
         """Seconds of one micro-batch, forward and backward."""
-        return max(self.compute, self.overlapped) + self.waiting
+        return (max(self.compute, self.sharding) if self.overlaps else self.compute + self.sharding) + self.waiting
 
 
 @dataclass(frozen=True)
@@ -122,15 +124,15 @@ def predict_stage_seconds(
         cluster: devices and links.
         recompute: whether the backward pass runs the forward pass again.
     """
-    waiting, overlapped, per_step = 0.0, 0.0, 0.0
+    waiting, sharding, per_step = 0.0, 0.0, 0.0
     for each in collectives:
         group = rank_group(layout, each.axis, cluster.devices_per_node)
         seconds = each.count * collective_seconds(each.kind, each.n_bytes, group, cluster)
         if each.per_step:
             per_step += seconds
-        elif each.overlapped and cluster.overlaps:
-            overlapped += seconds
+        elif each.can_overlap:
+            sharding += seconds
         else:
             waiting += seconds
     compute = (4 if recompute else 3) * flops / (cluster.flops * cluster.utilization)
-    return StageSeconds(compute, waiting, overlapped, per_step)
+    return StageSeconds(compute, waiting, sharding, per_step, cluster.overlaps)

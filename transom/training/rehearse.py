@@ -310,8 +310,8 @@ class _Costs:
         whole = layout.model_copy(update={"data": layout.data * layout.shard, "shard": 1})
         if any(2 * rank.memory.total > self._options.cluster.device_bytes for rank in self.of(whole)[0]):
             return []
-        slowest = max(ranks, key=lambda rank: rank.seconds.overlapped - rank.seconds.compute)
-        return sharding_advice(whole, slowest.seconds.compute, slowest.stage.n_blocks, slowest.seconds.overlapped)
+        slowest = max(ranks, key=lambda rank: rank.seconds.sharding - rank.seconds.compute)
+        return sharding_advice(whole, slowest.seconds.compute, slowest.stage.n_blocks, slowest.seconds.sharding)
 
     def _batch(self, layout: ParallelConfig) -> tuple[MicroBatches, int]:
         """Return the micro-batches of a layout, and the tokens or images per step; each micro-batch has a row at least.
