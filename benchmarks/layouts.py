@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.collectives import SIZES, collectives_table
 from benchmarks.measure import Quartiles, describe_environment, time_interleaved, write_result
 from benchmarks.ours import fresh_model, training_batch
 from benchmarks.shapes import BASE, LEARNING_RATE, SMALL, TINY, TRAINING, Shape
@@ -71,6 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(json.dumps(result["facts"], indent=1))
     rate = peak.flops[choose_precision("auto", torch.device("cpu")).dtype]
     shapes = (TINY,) if args.quick else (SMALL, BASE)
+    result["collectives"] = collectives_table(3 * args.rounds, SIZES[:1] if args.quick else SIZES)
     result["overhead"] = {shape.name: overhead(replace(shape, source=shape.target), 3 * args.rounds) for shape in shapes}
     result["checkpoints"] = [checkpoint_row(shape, args.rounds) for shape in shapes]
     print_table("checkpoints of one process, seconds", result["checkpoints"])

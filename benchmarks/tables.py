@@ -117,7 +117,7 @@ def pattern_tables(result: dict[str, Any]) -> str:
 
 
 def layout_tables(result: dict[str, Any]) -> str:
-    """Return the tables of layouts beside one process: overhead, checkpoints, and steps with their predictions."""
+    """Return the tables of layouts beside one process: overhead, collectives, checkpoints, and steps with their predictions."""
     facts = result["facts"]
     caption = (
         f"{facts['date']}; {facts['processor']}; {facts['cores']} cores, load average {facts['load_before']} before the run; torch"
@@ -127,6 +127,7 @@ def layout_tables(result: dict[str, Any]) -> str:
         f"{name} {each['median']:.3f} (quartiles {each['low']:.3f} and {each['high']:.3f})" for name, each in result["overhead"].items()
     )
     parts = [f"Seconds of a step of one process / those of a plain PyTorch loop with the same model and loss: {overhead}.\n"]
+    parts.append(f"#### Collectives of gloo between two processes\n\n{_markdown_table(result['collectives'])}")
     parts.append(f"#### Checkpoints while training continues, seconds\n\n{_markdown_table(result['checkpoints'])}")
     parts += [f"#### Training, {name}\n\n{_markdown_table(_without(rows, 'system'))}" for name, rows in result["train"].items()]
     return "\n".join([f"### Layouts of two processes\n\n{caption}\n", *parts])

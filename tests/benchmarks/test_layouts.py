@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from benchmarks import layouts, tables
 from transom.config.parallel import ParallelConfig
+from transom.planning.cluster import CollectiveKind
 
 
 @pytest.mark.soak
@@ -14,6 +16,8 @@ def test_a_quick_run_measures_and_predicts(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(layouts, "LAYOUTS", [ParallelConfig(data=2), ParallelConfig(pipeline=2)])
     layouts.main(["--quick", "--rounds", "1", "--out", str(tmp_path / "r.json")])
     result = json.loads((tmp_path / "r.json").read_text())
+    kinds = [row["collective"] for row in result["collectives"]]
+    assert sorted(kinds) == sorted(get_args(CollectiveKind)) and all(row["ms"] > 0 for row in result["collectives"])
     (checkpoint,) = result["checkpoints"]
     assert 0 < checkpoint["pause"] < checkpoint["until_durable"]
     assert 0 < result["overhead"]["tiny"]["low"] <= result["overhead"]["tiny"]["high"]

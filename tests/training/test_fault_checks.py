@@ -74,13 +74,15 @@ def steps(rank: int, layout: dict[str, int], fault: str, wrong: int, fields: dic
     axes = ParallelConfig(**layout)
     ranks = Ranks(World(rank, axes.n_processes), axes, torch.device("cpu"))
     model = built(fields)
-    apply_layout(model, ranks, torch.float32)
+    pipeline = apply_layout(model, ranks, torch.float32)
     mine = [batch(fields["kind"], list(range(axes.batch_part(rank), 6, axes.n_batch_parts)), 9)]
     optimizer = build_optimizer(model, TRAINING.optimizer)
     split_groups_by_mesh(optimizer)
-    step = TrainStep(model, optimizer, TRAINING, torch.float32, CrossEntropy(0.1), ranks, filler=lambda: mine[0])
+    step = TrainStep(model, optimizer, TRAINING, torch.float32, CrossEntropy(0.1), ranks, filler=lambda: mine[0], pipeline=pipeline)
     checks, victim = step.fault_checks, dict(model.named_parameters())
     name = min(name for name, p in victim.items() if local(p).numel() > 2 and not dtensor_axes(p) & {"tensor"})
+    if pipeline is not None:
+        (name,) = pipeline.shared
     happened = []
 
     def after(module: object, method: str, n_steps: int) -> None:
@@ -133,12 +135,17 @@ CASES: list[tuple[dict[str, int], str, int, str]] = [
     ({"data": 3}, "recomputed", 1, "step 11: expected loss and gradient of rank 0's .* ranks 0 and 1, .* on rank 1: "),
     ({"data": 2, "shard": 2}, "state", 3, "step 5: expected optimizer state .*exp_avg .* on ranks 1 and 3, .* on rank 1 or 3: "),
     ({"tensor": 2}, "weight", 0, "step 5: expected weight .* on rank 0 or 1: "),
+    ({"pipeline": 2}, "none", 0, ""),
+    ({"pipeline": 2}, "weight", 1, "step 5: expected copies of .*embedding.* on ranks 0 and 1, .*one of them .* on rank 0 or 1: "),
+    ({"pipeline": 2}, "state", 0, "step 5: expected copies of .*embedding.* on rank 0 or 1: "),
+    ({"pipeline": 2}, "reduced", 1, "step 3: expected copies of .*embedding.* on ranks 0 and 1, found there are other bits on rank 1: "),
+    ({"data": 2, "pipeline": 2}, "saved", 3, "step 4: expected copies of .*embedding.* on ranks 1 and 3, .* on rank 1 or 3: "),
     ({"data": 3, "tensor": 2}, "weight", 4, "step 5: expected weight .* on ranks 0, 1, 2, 3, 4 and 5, .* on rank 4: "),
 ]
 """Layout, kind of fault, rank on which it happens, and the message."""
 
 
-@pytest.mark.parametrize("case", tiers(CASES, long=[*CASES[:7], *CASES[9:11]]), ids=lambda case: f"{case[1]}-{case[0]}")
+@pytest.mark.parametrize("case", tiers(CASES, long=[*CASES[:7], *CASES[9:15]]), ids=lambda case: f"{case[1]}-{case[0]}")
 def test_a_flipped_bit_is_noticed(case: tuple[dict[str, int], str, int, str]) -> None:
     layout, fault, wrong, message = case
     found = run_on_ranks(ParallelConfig(**layout).n_processes, steps, layout, fault, wrong, SMALL)

@@ -65,9 +65,17 @@ class Replicas:
         ranks: the ranks of the run.
     """
 
-    def __init__(self, model: Network, ranks: Ranks) -> None:
-        """Note which ranks hold the same tensors: those that differ only in axes along which a parameter or buffer is not split."""
+    def __init__(self, model: Network, ranks: Ranks, tied: Mapping[str, Sequence[int]]) -> None:
+        """Note which ranks hold the same tensors: those that differ only in axes along which a parameter or buffer is not split.
+
+        Args:
+            model: the model, in the layout of the run.
+            ranks: the ranks of the run.
+            tied: names of the parameters that several stages of a pipeline have, with these stages, in one order on all ranks.
+        """
         self.ranks, layout = ranks, ranks.layout
+        own = dict(model.named_parameters())
+        self._tied = {f"copies of {name}": (own.get(name), stages) for name, stages in tied.items()}
         split = split_axes(model, ranks)
         active = frozenset(axis for axis in layout.AXES if getattr(layout, axis) > 1)
         self._holders: dict[Tensor, frozenset[str]] = {p: active - split[p] for p in model.parameters()}
@@ -91,8 +99,7 @@ class Replicas:
         problem = ""
         for name, each in found.items():
             if len({*each}) > 1:
-                axes = self._holders[tensors[name][0]]
-                holders = self.ranks.layout.ranks_along(self.ranks.world.rank, axes)
+                holders = self._ranks_with(name, tensors)
                 faulty = faulty_ranks(*(dict(zip(holders, row, strict=True)) for row in (each, again[name])))
                 problem = describe_difference(f"{name} to be the same", step, holders, faulty)
                 break
@@ -109,7 +116,23 @@ class Replicas:
             names = by_axes[axes]
             rows = self.ranks.along(axes).all_gather(digests(tensors[name][1] for name in names))
             found |= dict(zip(names, zip(*(row.tolist() for row in rows), strict=True), strict=True))
-        return {name: found[name] for name in tensors if name in found}
+        return {name: found[name] for name in tensors if name in found} | self._gather_tied(tensors)
+
+    def _gather_tied(self, tensors: Named) -> dict[str, Sequence[int]]:
+        """Return, for each parameter that several stages have, the digests of its tensors on these stages."""
+        if not self._tied:
+            return {}
+        copies = [[x for p, x in tensors.values() if p is parameter] for parameter, _ in self._tied.values()]
+        rows = self.ranks.stages.all_gather(torch.stack([digest(digests(each)) for each in copies]))
+        return {name: [int(rows[stage][i]) for stage in stages] for i, (name, (_, stages)) in enumerate(self._tied.items())}
+
+    def _ranks_with(self, name: str, tensors: Named) -> list[int]:
+        """Return the ranks that hold a tensor, or copies of a parameter on several stages."""
+        rank, layout = self.ranks.world.rank, self.ranks.layout
+        if name in self._tied:
+            of_stages = layout.ranks_along(rank, ["pipeline"])
+            return [of_stages[stage] for stage in self._tied[name][1]]
+        return layout.ranks_along(rank, self._holders[tensors[name][0]])
 
     def _any_rank(self, condition: bool) -> bool:
         return self.ranks.world.all_reduce_scalars(condition)[0] > 0

@@ -1,6 +1,6 @@
 """Checks that no memory or processor of a run corrupts its numbers: equal tensors of ranks are compared, and a gradient is recomputed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,11 +25,13 @@ class FaultChecks:
         ranks: the ranks of the run.
     """
 
-    def __init__(self, model: Network, optimizer: torch.optim.Optimizer, ranks: Ranks, every: int) -> None:
-        """Check in one of ``every`` steps; in none if ``every`` is 0 or the run has one process."""
+    def __init__(
+        self, model: Network, optimizer: torch.optim.Optimizer, ranks: Ranks, every: int, tied: Mapping[str, Sequence[int]] = {}
+    ) -> None:
+        """Check in one of ``every`` steps; in none if ``every`` is 0 or the run has one process. ``tied`` is as for ``Replicas``."""
         self.model, self.optimizer, self.ranks = model, optimizer, ranks
         self._every = every if ranks.world.size > 1 else 0
-        self._replicas = Replicas(model, ranks)
+        self._replicas = Replicas(model, ranks, tied)
 
     def is_due(self, n_steps: int) -> bool:
         """Return whether digests are compared in the step after ``n_steps`` steps."""

@@ -142,7 +142,8 @@ class TrainStep:
         self.freed_memory = freed_memory
         self.filler = filler
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
-        self.fault_checks = FaultChecks(model, optimizer, ranks, training.digest_every) if ranks.world.size > 1 else None
+        tied = {} if pipeline is None else pipeline.shared
+        self.fault_checks = FaultChecks(model, optimizer, ranks, training.digest_every, tied) if ranks.world.size > 1 else None
 
     def step(self, micro_batches: Sequence[Batch], learning_rate: float, flops: float = 0.0) -> StepResult:
         """Update the weights once from the micro-batches of one batch.

@@ -7,7 +7,7 @@ micro-batches of equal time, a stage waits for the fraction (p - 1) / (m + p - 1
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import reduce
+from functools import cached_property, reduce
 
 import torch
 from torch import distributed, nn
@@ -70,6 +70,13 @@ class Pipeline:
         """Number of stages."""
         return len(self.stages)
 
+    @cached_property
+    def shared(self) -> dict[str, list[int]]:
+        """Parameters that several stages have, such as tied embeddings, in one order on all stages, with the numbers of these stages."""
+        names = sorted({name for names in self.parameters for name in names})
+        owners = {name: [i for i, own in enumerate(self.parameters) if name in own] for name in names}
+        return {name: stages for name, stages in owners.items() if len(stages) > 1}
+
     @property
     def counted(self) -> list[nn.Parameter]:
         """Parameters of this stage that no earlier stage has: over all stages, each parameter of the whole model once."""
@@ -105,9 +112,10 @@ class Pipeline:
         self.module.start(batches, loss, sites, carried, len(micro_batches) if n_counted is None else n_counted)
         with _name_lost_process(self.n_stages):
             self._run(n, backward=True)
-            for parameter, owners in self._shared_parameters():
-                if parameter.requires_grad:
-                    _sum_gradient(parameter, owners, self.group)
+            own = dict(self.module.model.named_parameters())
+            for name, stages in self.shared.items():
+                if self.index in stages and own[name].requires_grad:
+                    _sum_gradient(own[name], stages, self.group)
             distributed.broadcast(self.module.sums, group=self.group, group_src=self.n_stages - 1)
         summed_loss, nll = self.module.sums.tolist()
         return summed_loss, nll
@@ -139,15 +147,6 @@ class Pipeline:
         loss = (lambda output, target: output) if backward else None
         schedule = Schedule1F1B(stage, n, loss, scale_grads=False)
         schedule.step(target=torch.empty(n) if backward and is_last else None, return_outputs=False)
-
-    def _shared_parameters(self) -> list[tuple[nn.Parameter, list[int]]]:
-        """Return this stage's parameters that other stages have too, with the stages that have them, in the same order on all stages."""
-        found = []
-        for name, p in self.module.model.named_parameters():
-            owners = [i for i, names in enumerate(self.parameters) if name in names]
-            if len(owners) > 1:
-                found.append((name, p, owners))
-        return [(p, owners) for _, p, owners in sorted(found, key=lambda each: each[0])]
 
 
 @torch.no_grad()
