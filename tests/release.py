@@ -22,7 +22,8 @@ NEEDED = (
     "transom/recipes/phrasebook.toml",
     "transom/inspection/messages/de.json",
     "transom/inspection/pages/page.css",
-    "transom/kernels/step/step.cpp",
+    "transom/kernels/native/elementwise.cpp",
+    "transom/kernels/native/step.cpp",
     "transom/serving/page/index.html",
     "transom/serving/page/app.js",
 )

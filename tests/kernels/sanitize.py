@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from transom.files.cpu_info import cpu_flags
-from transom.kernels.native_build import SOURCE, find_compiler
+from transom.kernels.native_build import ELEMENTWISE, STEP, find_compiler
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -60,10 +60,14 @@ def main() -> int:
         codes = {}
         if planted != "race":
             library = Path(work) / "step.so"
-            build(SOURCE, ADDRESS, library)
+            build(STEP, ADDRESS, library)
             codes["address and undefined behavior"] = in_python(
                 ["-m", "tests.kernels.sanitize_shapes", str(library), *(["planted"] if planted else [])]
             )
+        if not planted:
+            library = Path(work) / "elementwise.so"
+            build(ELEMENTWISE, [*ADDRESS, "-fopenmp-simd"], library)
+            codes["address and undefined behavior, element-wise"] = in_python(["-m", "tests.kernels.sanitize_elementwise", str(library)])
         if planted != "overrun":
             driver = Path(work) / "driver"
             build(HERE / "sanitize_driver.cpp", ["-fsanitize=thread", *(["-DPLANTED"] if planted else [])], driver)

@@ -1,7 +1,7 @@
 // Steps of a small decoder without Python, for the thread sanitizer: every shape that sanitize_shapes.py names, by 1 to 4 threads.
 // The library's source is included, so that its threads and its arithmetic are built with the same flags.
 
-#include "../../transom/kernels/step/step.cpp"
+#include "../../transom/kernels/native/step.cpp"
 
 #include <cstdio>
 #include <cstdlib>

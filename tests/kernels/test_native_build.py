@@ -29,7 +29,7 @@ pytestmark = pytest.mark.kernels
 @pytest.fixture(scope="session")
 def built() -> bytes:
     """Build the library once for all tests of where it is kept."""
-    return native_build._build(find_compiler(), ())
+    return native_build._build(native_build.STEP, find_compiler(), ())
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_the_cache_is_in_an_absolute_folder(monkeypatch: pytest.MonkeyPatch, env
 @needs_library
 @pytest.mark.parametrize("harm", ["no home", "group may write", "all may write", "a link", "another user's", "a file"])
 def test_an_unsafe_cache_folder_is_not_used(uncached: pytest.MonkeyPatch, tmp_path: Path, built: bytes, harm: str) -> None:
-    uncached.setattr(native_build, "_build", lambda compiler, flags: built)
+    uncached.setattr(native_build, "_build", lambda *_: built)
     folder = tmp_path / "cache" / "transom"
     uncached.setenv("XDG_CACHE_HOME", str(folder.parent))
     if harm == "no home":
@@ -191,7 +191,7 @@ def test_an_unsafe_cache_folder_is_not_used(uncached: pytest.MonkeyPatch, tmp_pa
 def test_a_library_that_is_not_as_this_user_wrote_it_is_made_anew(
     uncached: pytest.MonkeyPatch, tmp_path: Path, built: bytes, harm: str
 ) -> None:
-    uncached.setattr(native_build, "_build", lambda compiler, flags: built)
+    uncached.setattr(native_build, "_build", lambda *_: built)
     uncached.setenv("XDG_CACHE_HOME", str(tmp_path))
     kept = Path(load_native_library.__wrapped__().reason)
     whole = kept.read_bytes()
@@ -228,7 +228,7 @@ def test_a_library_that_is_not_as_this_user_wrote_it_is_made_anew(
 
 @needs_library
 def test_what_interrupted_builds_left_is_removed_once_it_is_old(uncached: pytest.MonkeyPatch, tmp_path: Path, built: bytes) -> None:
-    uncached.setattr(native_build, "_build", lambda compiler, flags: built)
+    uncached.setattr(native_build, "_build", lambda *_: built)
     uncached.setenv("XDG_CACHE_HOME", str(tmp_path))
     (folder := tmp_path / "transom").mkdir(mode=0o700)
     old, new, other = (folder / name for name in (".build-0123", ".build-4567", "notes"))
@@ -242,7 +242,7 @@ def test_what_interrupted_builds_left_is_removed_once_it_is_old(uncached: pytest
 
 @needs_library
 def test_another_compiler_version_is_another_library(uncached: pytest.MonkeyPatch, tmp_path: Path, built: bytes) -> None:
-    uncached.setattr(native_build, "_build", lambda compiler, flags: built)
+    uncached.setattr(native_build, "_build", lambda *_: built)
     uncached.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = load_native_library.__wrapped__().reason
     compiler = find_compiler()
@@ -250,7 +250,8 @@ def test_another_compiler_version_is_another_library(uncached: pytest.MonkeyPatc
     assert load_native_library.__wrapped__().reason != first
 
 
-def test_the_source_has_no_warnings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", [native_build.STEP, native_build.ELEMENTWISE], ids=lambda path: path.stem)
+def test_the_source_has_no_warnings(source: Path, tmp_path: Path) -> None:
     compiler = shutil.which("g++")
     if compiler is None or "avx512_vnni" not in cpu_flags():
         pytest.skip("there is no g++, or a processor without AVX-512")
@@ -260,7 +261,7 @@ def test_the_source_has_no_warnings(tmp_path: Path) -> None:
         "-Wall",
         "-Wextra",
         "-Wno-maybe-uninitialized",
-        str(native_build.SOURCE),
+        str(source),
         "-o",
         str(tmp_path / "step.so"),
     ]

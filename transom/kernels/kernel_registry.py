@@ -4,11 +4,13 @@ The condition of a kernel is evaluated in every call. Conditions are therefore c
 """
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from transom.errors import TransomError
-from transom.kernels import attention, block_sparse, flex, loss, native_library, norm, onednn_linear, pointwise
+from transom.kernels import attention, block_sparse, elementwise, flex, loss, native_library, norm, onednn_linear, pointwise
 from transom.layers.dispatch import Kernel, always, on_cpu
 
 KERNELS_VARIABLE = "TRANSOM_KERNELS"
@@ -44,7 +46,21 @@ def _no_native_library() -> str | None:
     return None if library is not None else reason
 
 
+def _no_elementwise_library() -> str | None:
+    library, reason = native_library.load_elementwise_library()
+    return None if library is not None else reason
+
+
+def _elementwise(operation: str, when: str, condition: Callable[..., bool], implementation: Callable[..., Any], error: float) -> Kernel:
+    reason = "one pass over memory with arithmetic in float32, compiled on the machine that runs it"
+    return Kernel(operation, "C++", f"bfloat16 on a CPU{when}", condition, implementation, error, reason, _no_elementwise_library)
+
+
 KERNELS = [
+    _elementwise("activation", ", for the activations of the package", elementwise.can_activate, elementwise.activate, 4e-3),
+    _elementwise("rotary", ", tables in float32", elementwise.can_rotate, elementwise.rotate, 4e-3),
+    _elementwise("layer_norm", ", gains in float32", elementwise.can_normalize, elementwise.layer_norm, 4e-3),
+    _elementwise("rms_norm", ", gains in float32", elementwise.can_normalize, elementwise.rms_norm, 4e-3),
     Kernel(
         *("relu", "mask product", "on a CPU", on_cpu, pointwise.relu, 3e-8),
         "the gradient is a product with a 0/1 mask, several times faster than PyTorch's in bfloat16",

@@ -1,4 +1,4 @@
-"""Build the native library (C++) on the machine that runs it, and cache it in the user's cache folder.
+"""Build the native libraries (C++) on the machine that runs them, and cache them in the user's cache folder.
 
 A library runs with the user's permissions. Therefore a cached library is loaded only if this user owns the file and the folder and no other
 user can write to them. Owner and mode are checked on the open folder and the open file, and the library is loaded through the open file
@@ -23,9 +23,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-SOURCE = Path(__file__).parent / "step" / "step.cpp"
+NATIVE = Path(__file__).parent / "native"
+STEP, ELEMENTWISE = NATIVE / "step.cpp", NATIVE / "elementwise.cpp"
+DESCRIPTIONS = {STEP: "the native decoder", ELEMENTWISE: "the native element-wise operations"}
 CHECK = Path(__file__).parent / "native_check.py"
-FLAGS = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread"]
+FLAGS = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"]
 
 COMPILE_TIMEOUT = 60.0
 """Seconds after which a compiler and its child processes are killed."""
@@ -164,10 +166,11 @@ def open_cache() -> Iterator[LibraryCache | None]:
         os.close(descriptor)
 
 
-def load_library(compiler: Compiler, processor: Sequence[str], flags: Sequence[str] = ()) -> tuple[ctypes.CDLL, str]:
-    """Load the library from the cache, or build it.
+def load_library(source: Path, compiler: Compiler, processor: Sequence[str], flags: Sequence[str] = ()) -> tuple[ctypes.CDLL, str]:
+    """Load a library from the cache, or build it.
 
     Args:
+        source: its C++ file; it may include other files of the folder.
         compiler: compiler for the build.
         processor: CPU flags; each set of flags has its own library.
         flags: additional compiler flags.
@@ -179,19 +182,19 @@ def load_library(compiler: Compiler, processor: Sequence[str], flags: Sequence[s
         BuildError: the library cannot be built or used. A failed build is logged and recorded, so that the next process does not retry.
     """
     build_key = [*compiler.command, *FLAGS, *flags, *processor]
-    sources = [path.read_bytes() for path in sorted(SOURCE.parent.iterdir())]
-    name = "step-" + hashlib.sha256(b"\0".join([*sources, compiler.version, "\0".join(build_key).encode()])).hexdigest()[:16]
+    sources = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
+    name = f"{source.stem}-" + hashlib.sha256(b"\0".join([*sources, compiler.version, "\0".join(build_key).encode()])).hexdigest()[:16]
     with open_cache() as cache:
         if cache is None:
-            with _temporary_copy(_build(compiler, flags)) as path:
+            with _temporary_copy(_build(source, compiler, flags)) as path:
                 return ctypes.CDLL(path), "built for this process only: the cache folder is missing or not private"
         if (library := _load_cached(cache, f"{name}.so")) is None:
             if (output := cache.read(name + _FAILED, FAILURE_SECONDS)) is not None:
                 raise BuildError(f"{output.decode(errors='replace')} (earlier failure; remove {cache.folder / (name + _FAILED)} to retry)")
             try:
-                content = _build(compiler, flags)
+                content = _build(source, compiler, flags)
             except BuildError as error:
-                _log.warning("the native decoder cannot be built, using PyTorch's operations instead: %s", error)
+                _log.warning("%s cannot be built, using PyTorch's operations instead: %s", DESCRIPTIONS[source], error)
                 with suppress(OSError):  # for example a full disk: the next process retries
                     cache.write(name + _FAILED, str(error).encode())
                 raise
@@ -219,12 +222,12 @@ def _load_cached(cache: LibraryCache, name: str) -> ctypes.CDLL | None:
     return ctypes.CDLL(f"/proc/self/fd/{descriptor}")
 
 
-def _build(compiler: Compiler, flags: Sequence[str]) -> bytes:
-    """Compile the library, check it in a separate process and return its bytes."""
-    _log.info("compiling the native decoder for this CPU, once (a few seconds; TRANSOM_NATIVE=0 disables it)")
+def _build(source: Path, compiler: Compiler, flags: Sequence[str]) -> bytes:
+    """Compile a library, check it in a separate process and return its bytes."""
+    _log.info("compiling %s for this CPU, once (a few seconds; TRANSOM_NATIVE=0 disables it)", DESCRIPTIONS[source])
     with tempfile.TemporaryDirectory(prefix="transom-build-") as scratch:
-        library_path = Path(scratch) / "step.so"
-        _run([*compiler.command, *FLAGS, *flags, str(SOURCE), "-o", str(library_path)])
+        library_path = Path(scratch) / f"{source.stem}.so"
+        _run([*compiler.command, *FLAGS, *flags, str(source), "-o", str(library_path)])
         try:
             content = library_path.read_bytes()
         except OSError as error:
@@ -270,6 +273,6 @@ def _kill_process_group(process: "subprocess.Popen[bytes]") -> None:
 def _temporary_copy(content: bytes) -> Iterator[str]:
     """Yield the path of a temporary copy of a library, which is removed at the end of the ``with`` block."""
     with tempfile.TemporaryDirectory(prefix="transom-build-") as scratch:
-        path = Path(scratch) / "step.so"
+        path = Path(scratch) / "library.so"
         path.write_bytes(content)
         yield str(path)

@@ -1,4 +1,4 @@
-"""Load the native library (C++), which ``native_build`` compiles on the machine that runs it."""
+"""Load the native libraries (C++), which ``native_build`` compiles on the machine that runs them."""
 
 import ctypes
 import os
@@ -7,14 +7,15 @@ from typing import NamedTuple
 
 from transom.files.cpu_info import cpu_flags
 from transom.kernels import native_structs
-from transom.kernels.native_build import BuildError, find_compiler, load_library
+from transom.kernels.native_build import ELEMENTWISE, STEP, BuildError, find_compiler, load_library
 
 NATIVE_VARIABLE = "TRANSOM_NATIVE"
-"""Environment variable. If it is 0, PyTorch's operations are used instead of the native library."""
+"""Environment variable. If it is 0, PyTorch's operations are used instead of the native libraries."""
 
 _REQUIRED_CPU_FLAGS = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
-_INT, _POINTER = ctypes.c_int, ctypes.c_void_p
-_FUNCTIONS: dict[str, tuple[list[type], type | None]] = {
+_INT, _LONG, _FLOAT, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+_Functions = dict[str, tuple[list[type], type | None]]
+_STEP_FUNCTIONS: _Functions = {
     "transom_is_supported": ([], _INT),
     "transom_packed_bytes": ([_INT] * 3, ctypes.c_int64),
     "transom_pack": ([_INT, _POINTER, _INT, _INT, _POINTER, _POINTER], None),
@@ -25,9 +26,19 @@ _FUNCTIONS: dict[str, tuple[list[type], type | None]] = {
 }
 """Argument types and result type of each function of ``step.cpp``."""
 
+ELEMENTWISE_FUNCTIONS: _Functions = {
+    "transom_set_parallel": ([_POINTER], None),
+    "transom_gate": ([_INT, *[_POINTER] * 3, _LONG, _INT], None),
+    "transom_gate_backward": ([_INT, *[_POINTER] * 5, _LONG, _INT], None),
+    "transom_norm": ([*[_POINTER] * 6, _LONG, _LONG, _FLOAT, _INT], None),
+    "transom_norm_backward": ([*[_POINTER] * 8, _LONG, _LONG, _INT], _INT),
+    "transom_rotate": ([*[_POINTER] * 8, _LONG, _INT, _INT], None),
+}
+"""Argument types and result type of each function of ``elementwise.cpp``."""
+
 
 class NativeLibrary(NamedTuple):
-    """Result of loading the native library.
+    """Result of loading a native library.
 
     Attributes:
         library: the loaded library, or None.
@@ -40,7 +51,7 @@ class NativeLibrary(NamedTuple):
 
 @cache
 def load_native_library() -> NativeLibrary:
-    """Load the native library. The first call on a machine compiles the library (about three seconds)."""
+    """Load the native decoder. The first call on a machine compiles the library (about three seconds)."""
     if os.environ.get(NATIVE_VARIABLE, "1") == "0":
         return NativeLibrary(None, f"{NATIVE_VARIABLE}=0")
     if missing := sorted(_REQUIRED_CPU_FLAGS - cpu_flags()):
@@ -55,7 +66,7 @@ def load_native_library() -> NativeLibrary:
 
 
 def build_and_load(*flags: str) -> tuple[ctypes.CDLL, str]:
-    """Build and load the library with additional compiler ``flags``, and declare its functions for ctypes.
+    """Build and load the native decoder with additional compiler ``flags``, and declare its functions for ctypes.
 
     Returns:
         The library and a description of its location.
@@ -63,13 +74,25 @@ def build_and_load(*flags: str) -> tuple[ctypes.CDLL, str]:
     Raises:
         BuildError: the library cannot be built.
     """
-    library, where = load_library(find_compiler(), sorted(cpu_flags()), flags)
+    library, where = load_library(STEP, find_compiler(), sorted(cpu_flags()), flags)
     return declare_functions(library), where
 
 
-def declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
+@cache
+def load_elementwise_library() -> NativeLibrary:
+    """Load the element-wise operations of training. The first call on a machine compiles the library (about two seconds)."""
+    if os.environ.get(NATIVE_VARIABLE, "1") == "0":
+        return NativeLibrary(None, f"{NATIVE_VARIABLE}=0")
+    try:
+        library, where = load_library(ELEMENTWISE, find_compiler(), sorted(cpu_flags()))
+        return NativeLibrary(declare_functions(library, ELEMENTWISE_FUNCTIONS), where)
+    except (BuildError, OSError, AttributeError) as error:
+        return NativeLibrary(None, str(error))
+
+
+def declare_functions(library: ctypes.CDLL, functions: _Functions = _STEP_FUNCTIONS) -> ctypes.CDLL:
     """Declare argument and result types of a library's functions for ctypes; set ``library.structs`` to ``native_structs``."""
-    for name, (arguments, result) in _FUNCTIONS.items():
+    for name, (arguments, result) in functions.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, result
     library.structs = native_structs  # type: ignore[attr-defined]

@@ -16,6 +16,14 @@ def relu(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
     return F.relu(x)
 
 
+@operation("activation")
+def activate(
+    x: Float[Tensor, "*axes"], up: Float[Tensor, "*axes"] | None, activation: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "*axes"]:
+    """Compute f(x), or f(x) * ``up`` in a gated unit."""
+    return activation(x) if up is None else activation(x) * up
+
+
 def squared_relu(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
     """Compute max(0, x)^2 (So et al. 2021)."""
     return relu(x).square()

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transom.config import components, moe
 from transom.config.component_registry import build, implements
 from transom.config.schema import ComponentConfig
-from transom.layers.activation import ACTIVATIONS, GATES
+from transom.layers.activation import ACTIVATIONS, GATES, activate
 from transom.layers.context import LayerContext
 from transom.layers.dropout import Dropout
 from transom.layers.mixture_of_experts import MixtureOfExperts
@@ -30,7 +30,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Transform each token independently."""
-        hidden = self.activation(self.up(x))
+        hidden = activate(self.up(x), None, self.activation)
         hidden = observe(ctx, self, "hidden", hidden)
         return self.down(self.dropout(hidden))
 
@@ -53,7 +53,7 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Transform each token independently."""
-        hidden = self.activation(self.gate(x)) * self.up(x)
+        hidden = activate(self.gate(x), self.up(x), self.activation)
         hidden = observe(ctx, self, "hidden", hidden)
         return self.down(self.dropout(hidden))
 

@@ -1,4 +1,4 @@
-"""Native decoder: one call of the C++ library (``kernels/step/``) computes a decoding step through all blocks."""
+"""Native decoder: one call of the C++ library (``kernels/native/``) computes a decoding step through all blocks."""
 
 import ctypes
 import weakref

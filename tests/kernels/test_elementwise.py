@@ -1,0 +1,177 @@
+"""The native element-wise operations: any shape, stride and number of threads, special values, second derivatives, and no compiler."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.models.combinations import described
+from transom.data.batch import LanguageBatch, PaddedSequences
+from transom.kernels import elementwise, native_library
+from transom.kernels.elementwise import CODES
+from transom.kernels.native_library import load_elementwise_library
+from transom.layers.activation import activate
+from transom.layers.dispatch import KERNEL_TABLE, REFERENCES, kernels_of, selected_path
+from transom.layers.norm import layer_norm, rms_norm
+from transom.layers.position_encoding import rotate_pairs
+from transom.models.build import build_model
+from transom.planning.precision import num_threads_set_to
+from transom.training.objectives.objective import CrossEntropy, forward_pass
+
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.skipif(load_elementwise_library().library is None, reason=load_elementwise_library().reason),
+]
+ROUNDING = 2**-8
+"""Largest relative error of rounding to bfloat16."""
+
+
+def results(operation: Callable[..., Tensor], inputs: list[Tensor], rest: tuple[Any, ...] = ()) -> list[Tensor]:
+    """Return the output and the gradients of all inputs, for a gradient of the output that depends on its shape only."""
+    given = [x.detach().requires_grad_() for x in inputs]
+    out = operation(*given, *rest)
+    along = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).bfloat16().to(out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, given, along)]
+
+
+def is_close(found: Tensor, exact: Tensor) -> bool:
+    """Return whether each element is within one rounding of the result, with room for float32 sums."""
+    return bool(((found.double() - exact).abs() <= ROUNDING * exact.abs() + 2e-5 * exact.abs().max() + 1e-30).all())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 3), st.integers(1, 40000), st.sampled_from([*CODES]), st.booleans(), st.integers(1, 3))
+def test_activations_of_any_size(seed: int, n: int, activation: Callable[[Tensor], Tensor], gated: bool, threads: int) -> None:
+    torch.manual_seed(seed)
+    x, up = (4 * torch.randn(n)).bfloat16(), torch.randn(n).bfloat16()
+    ours: Callable[..., Tensor] = activate if gated else lambda x: elementwise.activate(x, None, activation)
+    reference: Callable[..., Tensor] = REFERENCES["activation"] if gated else activation
+    inputs, rest = ([x, up], (activation,)) if gated else ([x], ())
+    with num_threads_set_to(threads):
+        found = results(ours, inputs, rest)
+    for mine, exact in zip(found, results(reference, [each.double() for each in inputs], rest), strict=True):
+        assert mine.dtype == torch.bfloat16 and is_close(mine, exact)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 600), st.integers(1, 70), st.booleans(), st.booleans(), st.integers(1, 3))
+def test_norms_of_any_size(rows: int, width: int, centered: bool, has_bias: bool, threads: int) -> None:
+    torch.manual_seed(rows)
+    x, weight, bias = (1 + torch.randn(rows, width)).bfloat16(), torch.randn(width), torch.randn(width)
+    inputs = [x, weight, *([bias] if centered and has_bias else [])]
+    rest: tuple[Any, ...] = ((1e-2,) if has_bias else (None, 1e-2)) if centered else (1e-2,)
+    name, operation = ("layer_norm", layer_norm) if centered else ("rms_norm", rms_norm)
+    assert selected_path(name, *inputs, *rest) == "C++"
+    with num_threads_set_to(threads):
+        found = results(operation, inputs, rest)
+    exact = results(REFERENCES[name], [each.double() for each in inputs], rest)
+    for mine, right in zip(found, exact, strict=True):
+        scale = float(right.norm())
+        assert float((mine.double() - right).norm()) <= (ROUNDING if mine.dtype == torch.bfloat16 else 1e-5) * scale + 1e-5
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 9), st.integers(1, 5), st.integers(0, 3), st.booleans(), st.booleans())
+def test_rotations_of_any_strides(batch: int, heads: int, length: int, pairs: int, more: int, by_token: bool, per_row: bool) -> None:
+    torch.manual_seed(length)
+    d_head = 2 * pairs + more
+    x = (
+        torch.randn(batch, length, heads, d_head).bfloat16().transpose(1, 2)
+        if by_token
+        else torch.randn(batch, heads, length, d_head).bfloat16()
+    )
+    angles = torch.randn(batch if per_row else 1, 1, length, pairs)
+    tables = angles.cos(), angles.sin()
+    assert selected_path("rotary", x, *tables) == "C++"
+    found = results(rotate_pairs, [x], tables)
+    for mine, exact in zip(found, results(REFERENCES["rotary"], [x.double()], tuple(each.double() for each in tables)), strict=True):
+        assert is_close(mine, exact)
+    assert found[0].is_contiguous() and (found[1].transpose(1, 2) if by_token else found[1]).is_contiguous()
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    torch.manual_seed(1)
+    x, up, weight, bias = torch.randn(700, 96).bfloat16(), torch.randn(700, 96).bfloat16(), torch.randn(96), torch.randn(96)
+    cases: list[tuple[Callable[..., Tensor], list[Tensor], tuple[Any, ...]]] = [
+        (activate, [x, up], (F.silu,)),
+        (layer_norm, [x, weight, bias], (1e-5,)),
+        (rms_norm, [x, weight], (1e-5,)),
+    ]
+    for operation, inputs, rest in cases:
+        found = []
+        for threads in (1, 2, 3):
+            with num_threads_set_to(threads):
+                found.append(results(operation, inputs, rest))
+        assert all(torch.equal(a, b) for others in found[1:] for a, b in zip(found[0], others, strict=True))
+
+
+@pytest.mark.parametrize("activation", [*CODES])
+def test_special_values(activation: Callable[[Tensor], Tensor]) -> None:
+    x = torch.tensor([float("nan"), float("inf"), 3e38, -3e38, 0.0, -0.0, 88.0, -88.0, 1e-40]).bfloat16()
+    found, exact = elementwise.activate(x, None, activation).double(), activation(x.double())
+    assert torch.equal(found.isnan(), exact.isnan()) and torch.equal(found.isposinf(), exact.isposinf())
+    finite = exact.isfinite()
+    assert torch.allclose(found[finite], exact[finite], rtol=2 * ROUNDING, atol=2e-36 * 3e38 / 1e2)
+
+
+def test_gradients_can_be_differentiated_again() -> None:
+    torch.manual_seed(1)
+    inputs = [torch.randn(6, 16).bfloat16(), torch.randn(6, 16).bfloat16(), torch.randn(16), torch.randn(16)]
+    angles = torch.randn(1, 1, 4, 4)
+
+    def penalty(x: Tensor, up: Tensor, weight: Tensor, bias: Tensor, table: dict[str, Callable[..., Tensor]]) -> list[Tensor]:
+        given = [each.detach().requires_grad_() for each in (x, up, weight, bias)]
+        x, up, weight, bias = given
+        y = table["layer_norm"](table["activation"](x, up, F.silu), weight, bias, 1e-3)
+        y = table["rms_norm"](y, weight, 1e-3).view(3, 2, 4, 4)[..., [0, 1, 2, 3, 0, 1, 2, 3]]
+        y = table["rotary"](y, angles.cos(), angles.sin())
+        grads = torch.autograd.grad(y.float().square().sum(), given, create_graph=True)
+        return list(torch.autograd.grad(sum(grad.float().square().sum() for grad in grads), given))
+
+    ours = {"layer_norm": layer_norm, "rms_norm": rms_norm, "activation": activate, "rotary": rotate_pairs}
+    for mine, theirs in zip(penalty(*inputs, ours), penalty(*inputs, REFERENCES), strict=True):
+        assert float((mine - theirs).float().norm() / theirs.float().norm()) < 0.05
+
+
+def gradients(fields: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
+    """Return the gradients of a small decoder's loss; the products are in ``dtype``."""
+    torch.manual_seed(1)
+    model = build_model(described(fields)).to(torch.float64 if dtype == torch.float64 else torch.float32)
+    tokens = torch.randint(3, 9, (4, 12), generator=torch.Generator().manual_seed(2))
+    batch = LanguageBatch(PaddedSequences.pad(tokens.tolist()), tokens.roll(-1, 1), tuple(range(4)))
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        CrossEntropy(0.0).loss(forward_pass(model, batch)).backward_loss.backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("feed_forward", ["swiglu", "gelu-tanh"])
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_a_model_is_as_near_float64_as_with_pytorch_s_operations(feed_forward: str, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"kind": "decoder", "d_model": 32, "n_heads": 2, "n_layers": 2, "d_ff": 48, "vocab_size": 9, "max_seq_len": 16}
+    fields |= {"position": "rotary", "norm": norm, "feed_forward": feed_forward}
+    exact, ours = gradients(fields, torch.float64), gradients(fields, torch.bfloat16)
+    for name in ("activation", "rotary", "layer_norm", "rms_norm"):
+        monkeypatch.setitem(KERNEL_TABLE, name, [kernel for kernel in kernels_of(name) if kernel.path != "C++"])
+    theirs = gradients(fields, torch.bfloat16)
+
+    def error(found: list[Tensor]) -> float:
+        squares = [((a.double() - b).norm() ** 2, b.norm() ** 2) for a, b in zip(found, exact, strict=True)]
+        return float(sum(a for a, _ in squares) / sum(b for _, b in squares)) ** 0.5
+
+    assert any(not torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)) and error(ours) <= 1.2 * error(theirs)
+
+
+def test_without_a_compiler_pytorch_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert "expected a C++ compiler, found none" in load_elementwise_library.__wrapped__().reason
+    monkeypatch.setenv(native_library.NATIVE_VARIABLE, "0")
+    monkeypatch.setattr(elementwise, "load_elementwise_library", load_elementwise_library.__wrapped__)
+    assert selected_path("rms_norm", torch.randn(2, 8).bfloat16(), torch.ones(8), 1e-6) == "written out"
+    assert selected_path("activation", torch.randn(2, 8).bfloat16(), None, F.silu) == "reference"
