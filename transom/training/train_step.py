@@ -121,8 +121,8 @@ class TrainStep:
             objective: the task's training objective.
             ranks: the ranks of the run.
             freed_memory: whether freed memory is kept, and a way to give it back; None without one.
-            filler: returns any batch of this rank's samples, for a pass that only serves the other ranks; required if ranks need equal numbers
-                of passes.
+            filler: returns any batch of this rank's samples, for a pass that only serves the other ranks; required if ranks need equal
+                numbers of passes.
             pipeline: this rank's stage of the model; None if the model is not split into stages.
         """
         self.model = model

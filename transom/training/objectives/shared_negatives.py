@@ -1,16 +1,9 @@
 """A contrastive loss over the ranks of a batch: the targets of all parts are the negatives of each part, as in one process."""
 
-from typing import cast
-
-import torch
-from jaxtyping import Float
-from torch import Tensor, distributed
-from torch.nn import functional as F
-
 from transom.data.batch import Batch
 from transom.models.base import Network
 from transom.models.encoder import TextEmbedderTransformer
-from transom.parallel.axes.sequence import gather_sequence
+from transom.parallel.axes.negatives import add_targets
 from transom.parallel.processes.collectives import World
 from transom.training.objectives.objective import ForwardPass, MicroBatchLoss, Objective
 
@@ -41,21 +34,3 @@ def share_negatives(objective: Objective, model: Network, world: World) -> Objec
     """Return ``objective``, over the targets of all ranks if the model is a text embedder and several ranks share each batch."""
     shares = world.size > 1 and isinstance(model, TextEmbedderTransformer)
     return SharedNegatives(objective, world) if shares else objective
-
-
-def add_targets(own: Float[Tensor, "own d_model"], world: World, counted: bool = True) -> Float[Tensor, "all d_model"]:
-    """Return the targets of this rank, followed by those of the other ranks; the backward pass sums gradients over the ranks.
-
-    Args:
-        own: targets of this rank.
-        world: the ranks.
-        counted: whether the others get the targets of this rank; False in a pass that only serves them.
-    """
-    sent = own if counted else own[:0]
-    counts = [int(n) for n in world.all_gather(torch.tensor(len(sent)))]
-    if not (most := max(counts)):
-        return own
-    group = cast(distributed.ProcessGroup, world.group or distributed.group.WORLD)
-    rows = gather_sequence(F.pad(sent, (0, 0, 0, most - len(sent))), most * world.size, 0, group)
-    others = [most * rank + i for rank, n in enumerate(counts) if rank != world.rank for i in range(n)]
-    return torch.cat([own, rows[others]])
