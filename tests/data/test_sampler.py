@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transom.data.batch import Indices, batch_by_tokens
-from transom.data.sampler import padding_waste, plan_epoch
+from transom.data.sampler import MicroBatching, padding_waste, plan_epoch
 
 lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=80)
 
@@ -84,3 +84,13 @@ def test_a_sample_longer_than_a_batch_is_a_batch_of_its_own() -> None:
     batches = batch_by_tokens(np.array([3, 1, 0, 2]), np.array([2, 3, 9, 3]), batch_tokens=6)
     assert [batch.tolist() for batch in batches] == [[3, 1], [0], [2]]
     assert not list(batch_by_tokens(np.array([], np.int64), np.array([], np.int64), batch_tokens=6))
+
+
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 6))
+def test_aligned_micro_batches_of_all_parts_are_those_of_one_process(n: int, grad_accum_steps: int, n_parts: int) -> None:
+    whole = MicroBatching(grad_accum_steps).split(np.arange(n))
+    parts = [MicroBatching(grad_accum_steps, part, n_parts, aligned=True).split(np.arange(n)) for part in range(n_parts)]
+    for i, expected in enumerate(whole):
+        rows = [micro_batches[i] for micro_batches in parts if i < len(micro_batches)]  # a part lacks the last micro-batches only
+        assert sorted(np.concatenate(rows).tolist()) == expected.tolist() and all(map(len, rows))
+    assert max(map(len, parts)) == len(whole)

@@ -147,6 +147,19 @@ def test_stages_send_hidden_states_and_gradients() -> None:
     assert (encoder[key].n_bytes, decoder[key].n_bytes) == (2 * 2 * 10 * D, 2 * (TOKENS + 2 * 10) * D), "with the encoder's output"
 
 
+def test_the_last_stage_gathers_the_targets_of_a_contrastive_loss() -> None:
+    """The targets of all parts in float32: over two axes, one after the other, as many bytes as at once."""
+    embedder = parse_model_config({"kind": "text-embedder", **SHAPE, "n_layers": LAYERS, "vocab_size": VOCAB})
+    layout, micro = parse_layout("data=4,shard=2,pipeline=2"), MICRO._replace(source=LENGTH)
+    first, last = (found(embedder, layout, stage, micro) for stage in range(2))
+    for kind, what in (("all-gather", "targets of a contrastive loss"), ("reduce-scatter", "gradients of these targets")):
+        shard, data = (last[kind, axis, what] for axis in ("shard", "data"))
+        assert (shard.count, shard.n_bytes, data.count, data.n_bytes) == (1, 4 * 2 * 2 * D, 1, 4 * 8 * 2 * D)
+        assert shard.sent(layout, 3) + data.sent(layout, 3) == 3 * 7 * 4 * 2 * D
+        assert (kind, "data", what) not in first
+    assert not any("targets" in what for *_, what in found(embedder, parse_layout("tensor=2"), micro=micro))
+
+
 def test_one_process_sends_nothing() -> None:
     assert found(DECODER, ParallelConfig()) == {}
 

@@ -9,8 +9,6 @@ from tests.tiers import every, tiers
 from tests.training.conftest import changed, sit
 from tests.training.test_train_loop import die_and_end_the_same
 from transom.config.recipe import Recipe
-from transom.errors import ConfigError
-from transom.tasks.embedding.schema import EmbeddingRecipe
 from transom.training.events import StepFinished
 
 RECIPES = ("masked", "classes", "pairs", "tags", "languages", "vision", "convolutional")
@@ -31,11 +29,6 @@ def test_two_processes_make_the_steps_of_one(name: str, request: pytest.FixtureR
     recipe: Recipe = request.getfixturevalue(name)
     raw = changed(recipe, precision="fp32", max_steps=4).model_dump()
     raw["model"] |= {name: 0.0 for name in raw["model"] if name.endswith("dropout")}
-    if isinstance(recipe, EmbeddingRecipe):
-        raw["parallel"] = {"data": 2}
-        with pytest.raises(ConfigError, match=r"parallel\.data: expected 1 .* whose negatives are the other texts of the batch, found 2"):
-            sit(type(recipe).model_validate(raw), tmp_path / "2")
-        return
     seen: dict[int, list[StepFinished]] = {1: [], 2: []}
     for n, steps in seen.items():
         raw["parallel"] = {"data": n}

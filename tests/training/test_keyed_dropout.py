@@ -95,6 +95,8 @@ def batch(kind: str, rows: list[int], longest: int) -> Batch:
             return MaskedBatch(text, text.tokens % 2 if kind == "token-tagger" else text.tokens, text.tokens % 3 > 0, samples)
         case "text-classifier":
             return LabeledTextBatch(text, labels, samples)
+        case "text-embedder":
+            return ContrastiveBatch(text, PaddedSequences.pad(targets), samples)
         case _:
             pixels = torch.rand(N, 1, 8, 8, generator=torch.Generator().manual_seed(3)).double()
             return ImageBatch(pixels[rows], labels, samples)

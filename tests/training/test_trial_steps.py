@@ -64,6 +64,13 @@ def test_a_rank_with_other_losses_is_named() -> None:
         try_steps(TINY, TRAINING, SHARDED, take_other_steps)
 
 
+@pytest.mark.long
+def test_text_pairs_of_all_parts_are_joined_in_one_process() -> None:
+    embedder = parse_model_config({**TINY.model_dump(include={"vocab_size", "d_model", "n_heads", "n_layers"}), "kind": "text-embedder"})
+    trial = try_steps(embedder, TRAINING.model_copy(update={"grad_accum_steps": 2}), ParallelConfig(data=3))
+    assert trial.difference <= 1e-10 and trial.micro_batches == 2
+
+
 def test_parts_of_a_batch_have_their_own_samples_of_different_lengths() -> None:
     parts = draw_micro_batches(TINY, 3, 2, step=0)
     batches: Sequence[Batch] = [batch for part in parts for batch in part]

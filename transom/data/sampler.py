@@ -21,17 +21,23 @@ class MicroBatching(NamedTuple):
         grad_accum_steps: number of micro-batches into which each process splits its part of a batch.
         part: index of the part of this process, from 0.
         n_parts: number of parts.
+        aligned: whether micro-batch k of all parts together is micro-batch k of a single process, as a loss over the rows of a micro-batch
+            requires; parts may then differ by a row per micro-batch.
     """
 
     grad_accum_steps: int = 1
     part: int = 0
     n_parts: int = 1
+    aligned: bool = False
 
     def split(self, batch: Indices) -> list[Indices]:
         """Return this process's micro-batches of a batch.
 
         No micro-batch is empty, so a small batch is split into fewer than ``grad_accum_steps`` micro-batches.
         """
+        if self.aligned:
+            micro_batches = np.array_split(batch, min(self.grad_accum_steps, len(batch)))  # the first ones are the largest
+            return [rows for each in micro_batches if len(rows := each[self.part :: self.n_parts])]
         rows = batch[self.part :: self.n_parts]
         return np.array_split(rows, min(self.grad_accum_steps, len(rows))) if len(rows) else []
 

@@ -103,6 +103,7 @@ def list_collectives(
         *_context_parallel(config, layout, stage, micro, size),
         *_expert_parallel(config, layout, stage, micro, size),
         *_pipeline(config, layout, stage, micro, size),
+        *_shared_negatives(config, layout, stage, micro),
         *_gradient_sums(layout, parameters, size),
     ]
     return [each for each in found if each.count and each.n_bytes]
@@ -196,6 +197,19 @@ def _pipeline(config: ModelConfig, layout: ParallelConfig, stage: Stage, micro: 
         c = config.of_stack(last_stack)  # whose later blocks read the values of its first one
         n_bytes += size.activation * micro.tokens(last_stack) * c.n_kv_heads * c.d_value / parts
     yield Collective("send", "pipeline", "hidden states, gradients", (not stage.is_first) + (not stage.is_last), n_bytes)
+
+
+def _shared_negatives(config: ModelConfig, layout: ParallelConfig, stage: Stage, micro: MicroBatches) -> Iterator[Collective]:
+    """Yield the targets of a contrastive loss, which the ranks of a batch gather, and their gradients.
+
+    One collective spans all axes that split a batch. It is listed as one per axis, neighbors first, which send as much together.
+    """
+    n_bytes = FLOAT32 * micro.rows * config.d_model * (stage.is_last and config.kind == "text-embedder")
+    for axis in ("expert", "shard", "data"):
+        if (size := getattr(layout, axis)) > 1:
+            n_bytes *= size
+            yield Collective("all-gather", axis, "targets of a contrastive loss", 1, n_bytes)
+            yield Collective("reduce-scatter", axis, "gradients of these targets", 1, n_bytes)
 
 
 def _gradient_sums(layout: ParallelConfig, p: StageParameters, size: NumberBytes) -> Iterator[Collective]:

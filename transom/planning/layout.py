@@ -175,12 +175,6 @@ def _exactness(config: ModelConfig, layout: ParallelConfig) -> Iterator[str]:
             ("data", "shard", "expert", "context", "tensor", "pipeline"),
         ),
         (
-            config.kind == "text-embedder",
-            "model.kind = 'text-embedder'",
-            "has a loss whose negatives are the other texts of the batch",
-            ("data", "shard", "expert"),
-        ),
-        (
             config.depth.kind != "full",
             f"model.depth = {config.depth.kind!r}",
             "selects among all tokens of a row",

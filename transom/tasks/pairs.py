@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transom.config.data import LanguageConfig
+from transom.config.model import TextEmbedderConfig
 from transom.config.recipe import PairRecipe
 from transom.data.pairs.datasets import load_multilingual_data
 from transom.data.pairs.loader import PairCollateFn, PairLoader
@@ -73,7 +74,7 @@ def load_tokenized_pairs(
             seed=training.seed,
             dropout=recipe.tokenizer.bpe_dropout,
             max_length_ratio=recipe.data.max_length_ratio,
-            micro_batching=context.micro_batching(training),
+            micro_batching=context.micro_batching(training, aligned=isinstance(recipe.model, TextEmbedderConfig)),
             collate_fn=collate_fn,
             source_prefix=() if to is None else tokenizers.source.language_prefix(to),
         )

@@ -39,7 +39,7 @@ class PipelineLoss:
         """
         hidden, weight = (torch.empty(0, 0), torch.empty(0, 0)) if factors is None else factors
         loss_mask = split_loss_mask(batch.loss_mask, *self.part, self.objective.n_copies)
-        forward = ForwardPass(batch, hidden, weight, activations, loss_mask, self.softcap)
+        forward = ForwardPass(batch, hidden, weight, activations, loss_mask, self.softcap, counted)
         own = sum(each.loss(forward) for each in self.auxiliary) if counted else 0.0
         if factors is None:
             return StageLoss(self.scale(own) if isinstance(own, Tensor) else None)

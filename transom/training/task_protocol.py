@@ -57,9 +57,9 @@ class TaskContext(NamedTuple):
         n_characters = None if texts is None else sum(map(len, texts))
         return recipe if self.own is None else fit_to_data(recipe, DataAmount(n_samples, n_characters), self.own)
 
-    def micro_batching(self, training: TrainingConfig) -> MicroBatching:
+    def micro_batching(self, training: TrainingConfig, aligned: bool = False) -> MicroBatching:
         """Return how batches are divided into micro-batches, and which micro-batches this process computes."""
-        return MicroBatching(training.grad_accum_steps, self.part, self.n_parts)
+        return MicroBatching(training.grad_accum_steps, self.part, self.n_parts, aligned)
 
 
 @runtime_checkable

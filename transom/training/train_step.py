@@ -24,6 +24,7 @@ from transom.planning.freed_memory import FreedMemoryPolicy
 from transom.training.fault_checks import FaultChecks, Recomputation
 from transom.training.objectives.auxiliary import auxiliary_objectives
 from transom.training.objectives.objective import Objective, RatioMetric, forward_pass
+from transom.training.objectives.shared_negatives import SharedNegatives, share_negatives
 from transom.training.out_of_memory import is_out_of_memory, out_of_memory_error, release_memory, unsplittable
 from transom.training.pipeline_loss import PipelineLoss
 
@@ -95,6 +96,7 @@ class TrainStep:
         objective: the task's training objective.
         auxiliary: objectives of the model's components, which add terms to the loss.
         metrics: metrics of the auxiliary objectives, by their keys in ``metrics.jsonl``.
+        need_equal_passes: whether a pass of one rank waits in collectives for passes of ranks with other parts of the batch.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class TrainStep:
             objective: the task's training objective.
             ranks: the ranks of the run.
             freed_memory: whether freed memory is kept, and a way to give it back; None without one.
-            filler: returns any batch of this rank's samples, for a pass that only serves the other ranks; required if ``ranks`` need equal
+            filler: returns any batch of this rank's samples, for a pass that only serves the other ranks; required if ranks need equal
                 numbers of passes.
             pipeline: this rank's stage of the model; None if the model is not split into stages.
         """
@@ -132,7 +134,8 @@ class TrainStep:
         self.gradients = Gradients(model, ranks, pipeline) if ranks.world.size > 1 else None
         self._idle: list[Batch] = []
         self.device = model.device
-        self.objective = objective
+        self.objective = share_negatives(objective, model, ranks.batch)
+        self.need_equal_passes = ranks.need_equal_passes or isinstance(self.objective, SharedNegatives)
         self.auxiliary = auxiliary_objectives(model, ranks.tokens, self._record, ranks.stages)
         self.metrics: dict[str, RatioMetric] = {key: ratio for each in self.auxiliary for key, ratio in each.metrics.items()}
         self.sites = [*self.objective.sites, *(site for each in self.auxiliary for site in each.sites)]
@@ -241,7 +244,8 @@ class TrainStep:
                     each.prepare(prepared)
             loss, nll = self._forward_backward(prepared, idle, self.objective.n_copies * n_target_tokens)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or self.ranks.splits_model or (self.auxiliary and self.ranks.world.size > 1):
+            waiting = self.ranks.splits_model or self.need_equal_passes or (self.auxiliary and self.ranks.world.size > 1)
+            if waiting or not is_out_of_memory(error):
                 raise  # other ranks wait in a collective of a pass, or of the auxiliary objectives
             failed = True
         largest = max((len(part.sample_ids) for part in parts), default=0)
@@ -271,7 +275,7 @@ class TrainStep:
         """Compute the gradients of another rank's part of the batch, if this step is one of those in which that is due."""
         deterministic = self.device.type == "cpu" or (torch.are_deterministic_algorithms_enabled() and self.training.dropout_rng == "keyed")
         checks = self.fault_checks
-        if checks is None or not deterministic or self.auxiliary or not checks.is_recomputation_due(self.n_steps):
+        if checks is None or not deterministic or self.auxiliary or self.need_equal_passes or not checks.is_recomputation_due(self.n_steps):
             return None
 
         def gradients(others: Sequence[Batch]) -> float:
@@ -283,7 +287,7 @@ class TrainStep:
 
     def _missing_passes(self, prepared: Sequence[Batch]) -> list[Batch]:
         """Return a batch for each pass that other ranks make beyond those of this rank, which has to take part in them."""
-        if not self.ranks.need_equal_passes:
+        if not self.need_equal_passes:
             return []
         n_missing = max(map(int, self.ranks.batch.all_gather(torch.tensor(len(prepared))))) - len(prepared)
         if not n_missing:
@@ -311,7 +315,8 @@ class TrainStep:
             loss, nll = loss + micro_loss.item(), nll + micro_nll.item()
         for batch in idle:
             with self.autocast():
-                idle_loss = self.objective.loss(forward_pass(self.model, batch, self.sites)).backward_loss
+                forward = forward_pass(self.model, batch, self.sites)._replace(counted=False)
+                idle_loss = self.objective.loss(forward).backward_loss
             (0.0 * idle_loss).backward()
         return loss, nll
 

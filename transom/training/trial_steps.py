@@ -159,7 +159,7 @@ def take_steps(
     found = list[TrialStep]()
     for step in range(N_STEPS):
         parts = draw_micro_batches(config, n_parts, n, step)
-        own = parts[part] if layout.n_processes > 1 else [batch for each in parts for batch in each]
+        own = parts[part] if layout.n_processes > 1 else _whole(parts)
         result = train_step.step(own, LEARNING_RATE)
         found.append(TrialStep(result.loss / result.n_target_tokens, result.grad_norm))
     return tuple(found)
@@ -210,6 +210,26 @@ def draw_batch(config: ModelConfig, samples: tuple[int, ...], draw: torch.Genera
         return LanguageBatch(text, text.tokens.roll(-1, 1), samples)
     chosen = (torch.rand(text.tokens.shape, generator=draw) < 0.3) | (text.positions == 0)
     return MaskedBatch(text, text.tokens % config.n_logits, chosen & (text.segments > 0), samples)
+
+
+def _whole(parts: Sequence[Sequence[Batch]]) -> list[Batch]:
+    """Return the micro-batches of one process: those of all parts, where those of text pairs are joined to share their negatives."""
+    found = list[Batch]()
+    for batches in zip(*parts, strict=True):
+        pairs = [batch for batch in batches if isinstance(batch, ContrastiveBatch)]
+        found += [_join_pairs(pairs)] if pairs else batches
+    return found
+
+
+def _join_pairs(batches: Sequence[ContrastiveBatch]) -> ContrastiveBatch:
+    """Join the rows of batches."""
+
+    def join(sides: Sequence[PaddedSequences]) -> PaddedSequences:
+        rows = [row[:n].tolist() for side in sides for row, n in zip(side.tokens, side.lengths.tolist(), strict=True)]
+        return PaddedSequences.pad(rows)
+
+    samples = tuple(sample for batch in batches for sample in batch.sample_ids)
+    return ContrastiveBatch(join([batch.source for batch in batches]), join([batch.target for batch in batches]), samples)
 
 
 def draw_texts(n_rows: int, limit: int, vocab_size: int, draw: torch.Generator) -> PaddedSequences:

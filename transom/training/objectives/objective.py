@@ -27,6 +27,7 @@ class ForwardPass(NamedTuple):
             only in training mode have an empty list in evaluation mode.
         loss_mask: True at the labels that contribute to the loss: the batch's mask, or the part of it that is this rank's.
         softcap: bound c of the logits c tanh(hidden @ weight.T / c); None for no cap.
+        counted: False for a pass that only serves other ranks, whose loss gets weight 0.
     """
 
     batch: Batch
@@ -35,6 +36,7 @@ class ForwardPass(NamedTuple):
     activations: Mapping[str, Sequence[Tensor]]
     loss_mask: Bool[Tensor, "*positions"]
     softcap: float | None = None
+    counted: bool = True
 
 
 def forward_pass(model: Network, batch: Batch, sites: Sequence[str] = ()) -> ForwardPass:
