@@ -172,6 +172,7 @@ def run_stage(
         loss = PipelineLoss(objective, auxiliary, n, model.logit_softcap if pipeline.module.is_last else None)
         sites = [site for each in auxiliary for site in each.sites]
         sums = pipeline.forward_backward(batches, loss, sites, objective.sites, n_passes)
+        pipeline.sum_shared_gradients()
         metrics = {name: value for each in auxiliary for name, value in each.after_update(True).items()}
         gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         gradients = {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in gradients.items()}
@@ -269,6 +270,7 @@ def train(rank: int, case: Case) -> Any:
     norms = []
     for _ in range(2):
         pipeline.forward_backward(case.batches(), PipelineLoss(CrossEntropy(0.1), [], 20.0))
+        pipeline.sum_shared_gradients()
         norms.append(sum(p.grad.square().sum().item() for p in pipeline.counted if p.grad is not None))
         optimizer.step()
         optimizer.zero_grad()

@@ -136,6 +136,7 @@ CASES: list[tuple[dict[str, int], str, int, str]] = [
     ({"data": 2, "shard": 2}, "state", 3, "step 5: expected optimizer state .*exp_avg .* on ranks 1 and 3, .* on rank 1 or 3: "),
     ({"tensor": 2}, "weight", 0, "step 5: expected weight .* on rank 0 or 1: "),
     ({"pipeline": 2}, "none", 0, ""),
+    ({"data": 2, "tensor": 2, "pipeline": 2}, "none", 0, ""),
     ({"pipeline": 2}, "weight", 1, "step 5: expected copies of .*embedding.* on ranks 0 and 1, .*one of them .* on rank 0 or 1: "),
     ({"pipeline": 2}, "state", 0, "step 5: expected copies of .*embedding.* on rank 0 or 1: "),
     ({"pipeline": 2}, "reduced", 1, "step 3: expected copies of .*embedding.* on ranks 0 and 1, found there are other bits on rank 1: "),
@@ -145,7 +146,7 @@ CASES: list[tuple[dict[str, int], str, int, str]] = [
 """Layout, kind of fault, rank on which it happens, and the message."""
 
 
-@pytest.mark.parametrize("case", tiers(CASES, long=[*CASES[:7], *CASES[9:15]]), ids=lambda case: f"{case[1]}-{case[0]}")
+@pytest.mark.parametrize("case", tiers(CASES, long=[*CASES[:7], *CASES[9:16]]), ids=lambda case: f"{case[1]}-{case[0]}")
 def test_a_flipped_bit_is_noticed(case: tuple[dict[str, int], str, int, str]) -> None:
     layout, fault, wrong, message = case
     found = run_on_ranks(ParallelConfig(**layout).n_processes, steps, layout, fault, wrong, SMALL)

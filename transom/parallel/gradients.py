@@ -34,7 +34,7 @@ class Gradients:
 
         A parameter that several stages of ``pipeline`` have, such as a tied embedding, counts for the norm in the first of them only.
         """
-        self._ranks = ranks
+        self._ranks, self._pipeline = ranks, pipeline
         parameters, split = dict(model.named_parameters()), split_axes(model, ranks)
         self._split = {p: split[p] for p in parameters.values() if p.requires_grad}
         self._counted = {*self._split} if pipeline is None else {*pipeline.counted}
@@ -51,6 +51,8 @@ class Gradients:
                     if p.grad is None:
                         p.grad = torch.zeros_like(p)
                 world.all_reduce([local(p.grad) for p in parameters if p.grad is not None])
+        if self._pipeline is not None:
+            self._pipeline.sum_shared_gradients()
 
     def clip_norm(self, max_norm: float) -> float:
         """Clip the norm of all gradients, each counted once however many ranks hold it; return the norm before clipping.

@@ -77,19 +77,17 @@ CLUSTERS = {
 """Published hardware. Latencies are assumed. The utilization is fitted to one published run of each, in
 ``tests/planning/test_published_runs.py``, which compares predictions for others."""
 
-GLOO = Link(1.2e9, 2e-4)
-"""Link between processes of one machine by gloo over the loopback interface.
+GLOO = Link(1.5e9, 1e-3)
+"""Link between processes of one machine by gloo over the loopback interface, between computations.
 
-Measured 2026-11-28 with PyTorch 2.13 on two cores of a shared machine: an all-reduce among 2 processes of 4 KiB, 16 MiB and 64 MiB took
-0.3, 13.5 and 40 ms, the least of 8 repetitions.
+Fitted to the times of an all-reduce of 1 to 64 MiB among 2 processes that ``benchmarks/collectives.py`` measured on two cores, 2026-11-28
+with PyTorch 2.13. Alone, a small collective takes 0.3 ms. Between computations it takes milliseconds, since one process arrives later.
 """
 
-GLOO_EFFICIENCY: Mapping[CollectiveKind, float] = {"all-gather": 0.5, "reduce-scatter": 0.3, "all-to-all": 0.9, "send": 0.9}
-"""Fraction of the bandwidth of ``GLOO`` that other collectives reach.
+GLOO_EFFICIENCY: Mapping[CollectiveKind, float] = {"all-gather": 0.45, "reduce-scatter": 0.35, "all-to-all": 0.8, "send": 0.85}
+"""Fraction of the bandwidth of ``GLOO`` that other collectives reach, from the same measurement.
 
-PyTorch's gloo computes a reduce-scatter as an all-reduce of which a rank keeps its part, and copies the tensors of a gather. Measured
-2026-11-28 as above with tensors of 4, 16 and 64 MiB in float32 and bfloat16: medians of 0.5 to 1.0, 0.3 to 0.5 and 0.9 to 1.5 GB/s sent by
-each rank of an all-gather, a reduce-scatter and a send in both directions.
+PyTorch's gloo computes a reduce-scatter as an all-reduce of which a rank keeps its part, and copies the tensors of a gather.
 """
 
 

@@ -94,6 +94,8 @@ class Pipeline:
     ) -> tuple[float, float]:
         """Compute the gradients of a step, summed over micro-batches, into ``.grad`` of this stage's parameters.
 
+        Those of parameters that several stages have are partial; ``sum_shared_gradients`` adds them.
+
         With fewer micro-batches than stages or passes, the last one is repeated, without contribution to loss and gradients.
 
         Args:
@@ -112,13 +114,20 @@ class Pipeline:
         self.module.start(batches, loss, sites, carried, len(micro_batches) if n_counted is None else n_counted)
         with _name_lost_process(self.n_stages):
             self._run(n, backward=True)
-            own = dict(self.module.model.named_parameters())
-            for name, stages in self.shared.items():
-                if self.index in stages and own[name].requires_grad:
-                    _sum_gradient(own[name], stages, self.group)
             distributed.broadcast(self.module.sums, group=self.group, group_src=self.n_stages - 1)
         summed_loss, nll = self.module.sums.tolist()
         return summed_loss, nll
+
+    def sum_shared_gradients(self) -> None:
+        """Sum the gradients of parameters that several stages have over these stages, bit for bit equal on all of them.
+
+        Call this after the gradients of each stage are summed over all other axes, since the order of these sums differs between stages.
+        """
+        own = dict(self.module.model.named_parameters())
+        with _name_lost_process(self.n_stages):
+            for name, stages in self.shared.items():
+                if self.index in stages and own[name].requires_grad:
+                    _sum_gradient(own[name], stages, self.group)
 
     def record(self, micro_batches: Sequence[Batch], sites: Sequence[str]) -> list[Activations]:
         """Run the model forward on micro-batches, without gradients; return this stage's activations at ``sites`` per micro-batch."""
