@@ -80,6 +80,7 @@ class Replicas:
         active = frozenset(axis for axis in layout.AXES if getattr(layout, axis) > 1)
         self._holders: dict[Tensor, frozenset[str]] = {p: active - split[p] for p in model.parameters()}
         self._holders |= dict.fromkeys(model.buffers(), active - {"pipeline"})
+        ranks.create_groups(self._holders.values())
 
     def compare(self, tensors: Named, step: int, recompute: Callable[[], Named] | None = None) -> None:
         """Compare the digests of tensors with those of the other ranks; all ranks must do so at the same time.

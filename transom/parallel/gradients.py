@@ -41,6 +41,7 @@ class Gradients:
         self._by_axes: dict[tuple[str, ...], list[nn.Parameter]] = {}
         for name, axes in partial_axes(model, ranks).items():
             self._by_axes.setdefault(axes, []).append(parameters[name])
+        ranks.create_groups(self._by_axes)
 
     def all_reduce(self) -> None:
         """Sum each gradient over the ranks that hold the same shard of the parameter; a rank without a gradient contributes zeros."""

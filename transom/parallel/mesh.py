@@ -1,8 +1,7 @@
 """The ranks of a run, arranged by its layout."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import cached_property
-from itertools import combinations
 
 import torch
 from torch import distributed
@@ -43,7 +42,9 @@ class Ranks:
         """Arrange the ranks of ``world``, whose number is that of ``layout``; all of them must do so at the same time."""
         assert world.size == layout.n_processes
         self.world, self.layout, self.device = world, layout, device
-        self._create_groups()
+        self._active = frozenset(axis for axis in layout.AXES if getattr(layout, axis) > 1)
+        self._along = {frozenset[str](): SINGLE_PROCESS, self._active: self.world}
+        self._create([BATCH_AXES, (*BATCH_AXES, "context", "tensor"), ("pipeline",), ("pipeline", "expert")])
         self.batch, self.tokens = self.along(BATCH_AXES), self.along((*BATCH_AXES, "context", "tensor"))
         self.stages = self.along(("pipeline",))
         position = layout.coordinates(world.rank)
@@ -58,19 +59,30 @@ class Ranks:
         return build_mesh(self.layout, self.device)
 
     def along(self, axes: Collection[str]) -> World:
-        """Return the ranks that differ from this one in ``axes`` only."""
+        """Return the ranks that differ from this one in ``axes`` only; ``create_groups`` must have created their group."""
         return self._along[frozenset(axes) & self._active]
 
-    def _create_groups(self) -> None:
-        """Create a process group for each set of axes, in the same order on all ranks, as PyTorch requires."""
-        self._active = frozenset(axis for axis in self.layout.AXES if getattr(self.layout, axis) > 1)
-        self._along = {frozenset[str](): SINGLE_PROCESS, self._active: self.world}
-        for n in range(1, len(self._active)):
-            for axes in combinations(sorted(self._active), n):
-                for ranks in sorted({tuple(self.layout.ranks_along(rank, axes)) for rank in range(self.world.size)}):
-                    group = distributed.new_group(list(ranks), timeout=TIMEOUT)
-                    if self.world.rank in ranks:
-                        self._along[frozenset(axes)] = World(ranks.index(self.world.rank), len(ranks), group)
+    def create_groups(self, sets: Iterable[Collection[str]]) -> None:
+        """Create the process groups along sets of axes that this rank or another one needs; all ranks must do so at the same point.
+
+        PyTorch requires that all ranks create all groups, in the same order. Each group takes threads, or on a GPU memory, on each rank, so
+        there are none for sets that no rank needs.
+        """
+        if len(self._active) < 2:
+            return
+        codes = {sum(1 << i for i, axis in enumerate(self.layout.AXES) if axis in axes) for axes in sets}  # a bit per axis
+        wanted = sorted({*self.world.all_gather_lists(sorted(codes))})
+        self._create([axis for i, axis in enumerate(self.layout.AXES) if code >> i & 1] for code in wanted)
+
+    def _create(self, sets: Iterable[Collection[str]]) -> None:
+        """Create the process groups along sets of axes, which are the same on all ranks."""
+        for axes in sets:
+            if (wanted := frozenset(axes) & self._active) in self._along:
+                continue
+            for ranks in sorted({tuple(self.layout.ranks_along(rank, wanted)) for rank in range(self.world.size)}):
+                group = distributed.new_group(list(ranks), timeout=TIMEOUT)
+                if self.world.rank in ranks:
+                    self._along[wanted] = World(ranks.index(self.world.rank), len(ranks), group)
 
 
 SINGLE_RANK = Ranks(SINGLE_PROCESS, ParallelConfig(), torch.device("cpu"))
