@@ -170,6 +170,7 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "plan",
         "rehearse",
         "find-batch",
+        "find-lr",
         "import",
         "export",
         "names",

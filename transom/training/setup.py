@@ -79,6 +79,7 @@ def build_training_setup(
     read: BuildTask,
     notify: Callable[[str], None] = lambda _: None,
     user_overrides: UserOverrides = NO_OVERRIDES,
+    saves: bool = True,
 ) -> TrainingSetup:
     """Read the data, train or load the tokenizers, build the model, and measure the machine.
 
@@ -92,6 +93,7 @@ def build_training_setup(
         read: reads the data and builds the task.
         notify: called with a short description of each stage, such as "measuring the machine".
         user_overrides: fields set by the user. In fine-tuning only these change the model's shape.
+        saves: whether the run will save checkpoints, for which the disk must have room.
 
     Raises:
         TransomError: data, recipe and run folder contradict each other.
@@ -123,7 +125,8 @@ def build_training_setup(
     origin = recipe.training.init_from
     init = init_from(model, Path(origin)) if origin is not None and not folder.checkpoints.steps() else None
     eval_model = copy.deepcopy(model).eval()
-    check_disk_space(folder.path, model, recipe.training)
+    if saves:
+        check_disk_space(folder.path, model, recipe.training)
     task.write(folder)  # only now, so that a run that cannot start leaves no files
     for path in (path for part in recipe.data.test_parts for path in part.paths):
         folder.access_log.record(Path(recipe.data.root) / expand_path(path), "train")  # the data report has read it
