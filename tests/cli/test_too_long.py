@@ -171,6 +171,7 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "rehearse",
         "find-batch",
         "find-lr",
+        "sweep",
         "import",
         "export",
         "names",

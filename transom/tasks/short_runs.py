@@ -1,4 +1,4 @@
-"""What commands share that train one recipe in several ways: short runs, fields that may differ, and figures over seeds."""
+"""Parts of commands that train one recipe in several ways: short runs, fields that may differ, and figures over seeds."""
 
 import statistics
 from collections.abc import Collection, Sequence
