@@ -159,8 +159,9 @@ def test_other_commands_and_other_folders_are_refused(transom: Call, tmp_path: P
     ):
         told = transom(*COMMAND, *change, "--out", out)
         assert f"{out}: expected the command of the sweep in this folder, found {found}; repeat that command" in told.error
-    (out / "sweep.json").write_text('{"format_version": 3}')
-    assert "expected the state of a sweep, found something else" in transom(*COMMAND, "--out", out).error
+    for damaged in ('{"format_version": 3}', '{"format_version": 3, "command": {}, "diverged": {"config-01/seed-1": 3}}'):
+        (out / "sweep.json").write_text(damaged)
+        assert "expected the state of a sweep, found something else" in transom(*COMMAND, "--out", out).error
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     for place in (tmp_path / "other", tmp_path / "other" / "file"):

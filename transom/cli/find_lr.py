@@ -39,7 +39,7 @@ def find_lr(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find a learning rate by a range test (Smith 2017), which takes some seconds of training and keeps nothing.
+    """Print the loss at the learning rates of a range test (Smith 2017), and the rate that it suggests. Nothing of the training is kept.
 
     The recipe's fresh model is trained on its data, with its optimizer, batch, precision and clipping, at a rate that grows by the same
     factor per step; warmup and schedule are not applied. Rates that are far too small leave the loss where it is, good ones let it fall,

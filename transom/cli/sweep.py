@@ -56,7 +56,7 @@ def sweep(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Search over fields of a recipe by successive halving (Jamieson and Talwalkar 2016), and print the best values.
+    """Print the validation metric of each configuration, the best first (Jamieson and Talwalkar 2016; Li et al. 2018, section 2).
 
     All configurations are trained for a part of the steps. The better half is continued to twice as many, and so on, until one is left with
     all steps. Runs are compared by training.best_checkpoint_metric on validation data, as the mean over the seeds; test data play no part.
@@ -106,16 +106,18 @@ def _draw(search: "Sweep", recipe: str, best: "SweepRow", folder: Path, as_json:
 def _table(search: "Sweep", rows: Sequence["SweepRow"]) -> list[str]:
     """Format the results, the best first."""
     metric, fields = search.metric, list(rows[0].configuration.values)
-    cells = [["rank", *fields, metric.name, "std", "steps", "seconds", "folder"]]
+    n_figures = 2 if search.n_seeds > 1 else 1
+    cells = [["rank", *fields, *[metric.name, "std"][:n_figures], "steps", "seconds", "folder"]]
     for rank, row in enumerate(rows, 1):
         figures: dict[str, Any] = row.to_json()["metric"]
-        shown = ["diverged", ""] if row.diverged else [f"{figures[name]:.{metric.digits}f}" for name in ("mean", "std")]
+        shown = (["diverged", ""] if row.diverged else [f"{figures[name]:.{metric.digits}f}" for name in ("mean", "std")])[:n_figures]
         values = row.configuration.values.values()
         cells.append([str(rank), *values, *shown, f"{row.steps:,}", f"{row.seconds:,.0f}", row.configuration.folder])
     unit = f", in {metric.unit}" if metric.unit else ""
+    spread = f"std is the sample standard deviation over {search.n_seeds} seeds" if n_figures > 1 else "--seeds 3 would show the spread"
     return [
         *align_columns(cells),
-        f"validation metrics of the best weights{unit}; std is the sample standard deviation over {search.n_seeds} seeds",
+        f"{metric.name} of the best validation of each run{unit}; {spread}",
         *(f"diverged: {row.diverged}" for row in rows if row.diverged),
     ]
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -168,8 +169,8 @@ class Sweep:
             self._save_state()
             return
         state = read_json(path, MAX_CONFIG_BYTES)
-        command = state.get("command")
-        if not isinstance(command, dict) or not isinstance(state.get("diverged"), dict):
+        command, diverged = state.get("command"), state.get("diverged")
+        if not isinstance(command, dict) or not isinstance(diverged, dict) or not all(map(_is_divergence, diverged.values())):
             raise ConfigError(f"{path}: expected the state of a sweep, found something else; give another --out")
         for name, value in self._command.items():
             if command.get(name) != value:
@@ -178,7 +179,7 @@ class Sweep:
                     f"{self.out}: expected the command of the sweep in this folder, found {found}; repeat that command, or give another"
                     " --out"
                 )
-        self._diverged = state["diverged"]
+        self._diverged = diverged
 
     def _save_state(self) -> None:
         write_file(self.out / STATE, json_bytes({"format_version": FORMAT_VERSION, "command": self._command, "diverged": self._diverged}))
@@ -254,7 +255,7 @@ class Sweep:
             return math.nan
         return float(kept[-1][self.select_by])
 
-    @property
+    @cached_property
     def select_by(self) -> str:
         """Name of the validation metric by which runs are selected, as in the recipes of the runs."""
         return load_recipe(self._folder(self.configurations[0].number, 1) / RECIPE)[0].training.best_checkpoint_metric
@@ -371,6 +372,11 @@ def _load(base: str, shared: Sequence[str], configuration: Configuration, seed: 
         for override in configuration.overrides:
             message = message.replace(f"--set {override}:", f"--over {override}:")
         raise ConfigError(message) from None
+
+
+def _is_divergence(value: Any) -> bool:
+    """Return whether a JSON value says in which rung a run has diverged, and why."""
+    return isinstance(value, dict) and isinstance(value.get("rung"), int) and isinstance(value.get("reason"), str)
 
 
 def _validations(folder: Path, target: int) -> list[dict[str, Any]]:

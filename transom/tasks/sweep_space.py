@@ -84,7 +84,7 @@ def parse_axes(base: str, overrides: Sequence[str], over: Sequence[str], shared:
     """
     axes = list[Axis]()
     for text in over:
-        field, equals, written = text.partition("=")
+        field, equals, written = (part.strip() for part in text.partition("="))
         if not (equals and field and written.strip(", ")):
             raise ConfigError(
                 f"--over {text}: expected FIELD=LOW..HIGH or FIELD=A,B,C, found neither; write training.learning_rate=1e-4..1e-2"
