@@ -86,7 +86,7 @@ def sweep(
     rows = search.rows
     if not rows[0].diverged:
         _draw(search, recipe, rows[0], folder, as_json)
-    print_result(value, as_json, [*_table(search, rows), *_conclusion(rows, folder)])
+    print_result(value, as_json, [*_table(search, rows), *_conclusion(search, rows, folder)])
     return 0
 
 
@@ -122,9 +122,16 @@ def _table(search: "Sweep", rows: Sequence["SweepRow"]) -> list[str]:
     ]
 
 
-def _conclusion(rows: Sequence["SweepRow"], folder: Path) -> list[str]:
+def _conclusion(search: "Sweep", rows: Sequence["SweepRow"], folder: Path) -> list[str]:
     """Name the best values, or say that there are none."""
     if rows[0].diverged:
         return ["all configurations diverged: search over lower learning rates"]
     settings = " ".join(f"--set {override}" for override in rows[0].configuration.overrides)
-    return [f"best values: {settings}", f"train them with all steps: transom train {folder / 'best.toml'}"]
+    best, training = folder / "best.toml", search.recipe.training
+    if training.fit_to_data:
+        use = (
+            f"add them to your transom train command, which fits steps to the data; {best} has {training.max_steps:,} steps, as the recipe"
+        )
+    else:
+        use = f"train them with all steps: transom train {best}"
+    return [f"best values: {settings}", use]
