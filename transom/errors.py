@@ -26,6 +26,10 @@ class CheckpointError(TransomError):
     """Error in a run folder or checkpoint, which is missing, damaged or incompatible."""
 
 
+class DivergedError(TransomError):
+    """Training ended because losses or gradients of many consecutive steps were not finite."""
+
+
 class UnreadableFileError(DataError):
     """A file with one sample, such as an image, that cannot be read or decoded.
 

@@ -11,7 +11,8 @@ from transom.config.model_overrides import load_training_recipe
 from transom.config.moe import MoeConfig
 from transom.config.recipe import load_recipe
 from transom.config.training import CosineScheduleConfig
-from transom.tasks.compare_components import Variant, build_variants, find_field, short_run_overrides
+from transom.tasks.compare_components import Variant, build_variants, find_field
+from transom.tasks.short_runs import short_run_overrides
 
 TINY = sets(
     *("model.d_model=16", "model.n_heads=2", "model.d_ff=16", "model.n_encoder_layers=1", "model.n_decoder_layers=1"),

@@ -30,6 +30,7 @@ COMMANDS_THAT_WRITE: dict[str, Command] = {
     "plot": lambda run, input_file, out: ["plot", "heads", run.folder, "--input", input_file, "--out", out],
     "plan": lambda run, input_file, out: ["plan", input_file, "--plot", out],
     "rehearse": lambda run, input_file, out: ["rehearse", input_file, "--mesh", "data=2", "--plot", out],
+    "find-lr": lambda run, input_file, out: ["find-lr", input_file, "--out", out],
     "lens tune": lambda run, input_file, out: ["lens", "tune", run.folder, "--steps", "1", "--out", out],
     "explain": lambda run, input_file, out: ["explain", run.folder, "--input", input_file, "--format", "text", "--out", out],
     "translate's steps": lambda run, input_file, out: [
@@ -114,7 +115,13 @@ def test_every_output_option_is_among_them(transom: Call) -> None:
         for words in [[command, subcommand] for subcommand in subcommands.get(command, [])] or [[command]]
         if re.search(r"--(out|output|plot)\s+(FILE|DIR)", transom(*words, "--help").out)
     }
-    assert writing == {command.split("'")[0] for command in COMMANDS_THAT_WRITE} | {"train", "average", "demo", "compare-components"}
+    assert writing == {command.split("'")[0] for command in COMMANDS_THAT_WRITE} | {
+        "train",
+        "average",
+        "demo",
+        "compare-components",
+        "sweep",
+    }
 
 
 def test_a_run_does_not_start_from_itself(trained: Trained, tmp_path: Path, transom: Call) -> None:

@@ -170,6 +170,8 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "plan",
         "rehearse",
         "find-batch",
+        "find-lr",
+        "sweep",
         "import",
         "export",
         "names",

@@ -41,7 +41,7 @@ SHORT_RECIPES = {
     "instructions": TEXT,
     "exercises": [*TEXT, *sets("data.generate.n_train=600", "data.generate.n_valid=60", "data.generate.n_test=60")],
 }
-TRAINING = ("train", "demo")
+TRAINING = ("train", "demo", "find-lr", "sweep")
 
 
 def blocks(language: str, page: str = README) -> list[str]:
@@ -140,6 +140,8 @@ def test_the_guide_shows_every_command_that_trains_or_runs_a_model() -> None:
         "tag",
         "compare-attention",
         "compare-components",
+        "find-lr",
+        "sweep",
         "ablate",
         "lens",
     }

@@ -21,6 +21,8 @@ BUILT_IN = (
     Command("plan", "Compute parameters, FLOPs, memory and time of a training before it starts."),
     Command("rehearse", "Predict memory, collectives and time of a training on many devices before they are paid for."),
     Command("find-batch", "Find the largest batch of a recipe that fits into memory, and the gradient accumulation that goes with it."),
+    Command("find-lr", "Find a learning rate for a recipe by training a fresh model at rates that grow from step to step."),
+    Command("sweep", "Search over fields of a recipe by successive halving, and keep the values with the best validation metric."),
     Command("runs", "List the runs in a folder with the state, best metric and time left of each."),
     Command("status", "Show the progress of a run, even while it trains in another terminal."),
     Command("chat", "Chat with an instruction-tuned model or a language model."),

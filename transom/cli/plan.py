@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from transom.checkpoints.output_paths import check_output_file
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.options import SetOption, expand_options
-from transom.cli.output import JsonOption, print_note, print_result
+from transom.cli.output import JsonOption, print_result
+from transom.cli.pictures import check_picture_path, save_picture
 from transom.config.packaged import packaged_presets, packaged_recipes
 from transom.config.suggestions import suggest
 from transom.errors import ConfigError
@@ -131,20 +131,16 @@ def plan(
         raise ConfigError("expected NAME_OR_FILE or --check RUN, found both or neither; give one of them")
     if check is not None and plot is not None:
         raise ConfigError("--plot: expected NAME_OR_FILE, found --check, which draws nothing; leave one out")
-    for each in () if plot is None else (plot, plot.with_suffix(".csv")):
-        check_output_file(each, [None if name in packaged_presets() or name is None else Path(name)])
+    check_picture_path(plot, [None if name in packaged_presets() or name is None else Path(name)])
     with gc_frozen_imports():
         from transom.cli.plan_table import check_lines, export_line, plan_lines, published_json, published_lines
         from transom.config.presets import load_preset
         from transom.exchange.family import export_record, nearest_families
-        from transom.inspection.plots.picture import check_suffix
         from transom.inspection.plots.plan import plan_picture
         from transom.planning.presets import compare_preset
         from transom.training.plan_check import check_plan
         from transom.training.plan_run import plan_run
 
-    if plot is not None:
-        check_suffix(plot)
     planned = options.build()
     if check is not None:
         compared = check_plan(check, planned, CHECK_SECONDS)
@@ -161,10 +157,7 @@ def plan(
         planned = replace(planned, tokens=preset.training_tokens)
     found = plan_run(name, config, training, planned)
     if plot is not None:
-        picture = plan_picture(found)
-        for path in dict.fromkeys((plot, plot.with_suffix(".csv"))):
-            picture.save(path)
-        print_note(f"wrote {plot} and its numbers: {picture.alt}")
+        save_picture(plan_picture(found), plot)
     published = None if preset is None else compare_preset(preset)
     candidates = nearest_families(config)
     record = found.to_json() | {"published": published_json(published), "export": export_record(candidates)}

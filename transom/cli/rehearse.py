@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from transom.checkpoints.output_paths import check_output_file
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.options import SetOption, expand_options
 from transom.cli.output import JsonOption, print_note, print_result
+from transom.cli.pictures import check_picture_path, save_picture
 from transom.cli.plan import load_planned, parse_bytes
 from transom.config.packaged import packaged_presets
 
@@ -157,18 +157,14 @@ def rehearse(
 
     Times are computation at a fraction of the peak rate, plus collectives by latency and bandwidth, plus the wait for other stages.
     """
-    for each in () if plot is None else (plot, plot.with_suffix(".csv")):
-        check_output_file(each, [None if name in packaged_presets() else Path(name)])
+    check_picture_path(plot, [None if name in packaged_presets() else Path(name)])
     with gc_frozen_imports():
         from transom.cli.rehearse_table import rehearsal_lines
         from transom.inspection.plots.layout import layout_picture
-        from transom.inspection.plots.picture import check_suffix
         from transom.planning.layout import parse_layout
         from transom.training.rehearse import RehearsalOptions
         from transom.training.rehearse import rehearse as run_rehearsal
 
-    if plot is not None:
-        check_suffix(plot)
     config, training, layout = load_planned(name, overrides or (), vocab_size)
     layout = layout if mesh is None else parse_layout(mesh)
     training = batch.of(name, config, training, layout)
@@ -177,10 +173,7 @@ def rehearse(
     options = RehearsalOptions(cluster, batch.context, batch.batch_tokens, precision, not no_steps)
     found = run_rehearsal(name, config, training, layout, options, (lambda _: None) if as_json else print_note)
     if plot is not None:
-        picture = layout_picture(found)
-        for path in dict.fromkeys((plot, plot.with_suffix(".csv"))):
-            picture.save(path)
-        print_note(f"wrote {plot} and its numbers: {picture.alt}")
+        save_picture(layout_picture(found), plot)
     print_result(found.to_json(), as_json, rehearsal_lines(found))
 
 

@@ -19,15 +19,13 @@ from transom.errors import ConfigError
 from transom.files.atomic_io import write_file
 from transom.inspection.pages.line_chart import Line, chart_svg_file, line_chart
 from transom.planning.parameters import count_parameters
+from transom.tasks.short_runs import check_compared_field, mean_and_std, short_run_overrides
 from transom.tasks.train import RunResult, run_training
 from transom.training.events import Event, StepFinished
 from transom.training.metrics_window import read_metrics_history
 
 LOSS_CHART = "loss.svg"
 """File name of the chart of validation losses."""
-
-SHARED_FIELDS = ("training.seed", "training.max_steps")
-"""Recipe fields that a variant must not change, because all variants share their values."""
 
 
 class Variant(NamedTuple):
@@ -88,16 +86,11 @@ class VariantResult:
         return {
             "name": self.name,
             "parameters": self.parameters,
-            "loss": {**_mean_and_std(self.losses), "seeds": list(self.losses)},
-            "difference": {**_mean_and_std(differences), "seeds": differences},
-            "speed": {**_mean_and_std(self.speeds), "seeds": list(self.speeds)},
+            "loss": {**mean_and_std(self.losses), "seeds": list(self.losses)},
+            "difference": {**mean_and_std(differences), "seeds": differences},
+            "speed": {**mean_and_std(self.speeds), "seeds": list(self.speeds)},
             "curve": self.mean_curve,
         }
-
-
-def _mean_and_std(values: Sequence[float]) -> dict[str, float]:
-    """Return the mean and the sample standard deviation of some values. The standard deviation of a single value is 0."""
-    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
 
 
 def build_variants(base: str, overrides: Sequence[str], component: Iterable[str]) -> list[Variant]:
@@ -123,11 +116,7 @@ def build_variants(base: str, overrides: Sequence[str], component: Iterable[str]
 
 def _variant(component: str, recipe: Recipe) -> Variant:
     if "=" in component:
-        path = parse_override(component).path
-        if path[0] not in ("model", "training") or len(path) < 2 or ".".join(path) in SHARED_FIELDS:
-            raise ConfigError(
-                f"--with {component}: expected a field of model or training, found one that all runs share; set it with --set"
-            )
+        check_compared_field(f"--with {component}", ".".join(parse_override(component).path))
         return Variant(component, (component,))
     file, _, name = component.rpartition(":")
     if not file:
@@ -154,24 +143,6 @@ def find_field(recipe: Recipe, schema: type[Schema]) -> str | None:
             if isinstance(value := getattr(part, name), Schema):
                 waiting.append((f"{place}{name}.", value))
     return None
-
-
-def short_run_overrides(recipe: Recipe, steps: int) -> list[str]:
-    """Return the overrides that shorten a training run to ``steps`` optimizer steps.
-
-    The learning rate warmup is shortened in proportion, and the run validates about ten times. The time limit and early stopping are
-    disabled.
-    """
-    warmup = max(recipe.training.schedule.warmup_steps * steps // recipe.training.max_steps, 1)
-    return [
-        f"training.max_steps={steps}",
-        "training.max_minutes=none",
-        "training.patience=none",
-        f"training.schedule.warmup_steps={min(warmup, recipe.training.schedule.warmup_steps)}",
-        f"training.validate_every={max(steps // 10, 1)}",
-        f"training.checkpoint_every={steps}",
-        f"training.log_every={max(steps // 20, 1)}",
-    ]
 
 
 class Comparison:

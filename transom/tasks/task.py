@@ -142,6 +142,7 @@ def build_training_setup(
     folder: RunFolder,
     notify: Callable[[str], None] = lambda _: None,
     user_overrides: UserOverrides = NO_OVERRIDES,
+    saves: bool = True,
 ) -> setup.TrainingSetup:
     """Build the training setup of a recipe of any task with ``training.setup.build_training_setup``."""
-    return setup.build_training_setup(recipe, base, folder, task_class(recipe).read, notify, user_overrides)
+    return setup.build_training_setup(recipe, base, folder, task_class(recipe).read, notify, user_overrides, saves)

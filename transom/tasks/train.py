@@ -167,6 +167,7 @@ def run_training(
     notify: Callable[[str], None] = lambda _: None,
     user_overrides: UserOverrides = NO_OVERRIDES,
     size_note: str = "",
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> RunResult:
     """Train a recipe, and write the model, a report and a model card to a run folder.
 
@@ -182,6 +183,7 @@ def run_training(
         notify: called with a short description of each stage of the setup before the first step.
         user_overrides: the fields of the recipe that the user has set, from ``load_training_recipe``.
         size_note: a line on the size of the model, shown at the start before the number of parameters; empty for none.
+        should_stop: called after each step; True saves a checkpoint and stops, as a signal does. A resumed run continues from there.
 
     Raises:
         TransomError: the recipe does not fit the data or the run folder, or the run cannot be resumed.
@@ -203,7 +205,7 @@ def run_training(
             parts = replace(parts, notes=(size_note, *parts.notes))
         tensorboard = [tensorboard_callback(out)] if recipe.training.tensorboard else []
         with GracefulStop() as stop:
-            finished = train(parts, [*tensorboard, *callbacks], stop.requested)
+            finished = train(parts, [*tensorboard, *callbacks], lambda: stop.requested() or should_stop())
             stopped = finished.reason == "stopped"
             problems = [] if stopped else write_run_pages(parts, finished)
     size = format_parameter_count(parts.facts["parameters"], parts.facts["active_parameters"])

@@ -79,4 +79,9 @@ def is_better(metrics: Mapping[str, float], best: Mapping[str, float], select_by
     if math.isnan(metrics["loss"]) or math.isnan(best["loss"]):
         return math.isnan(best["loss"]) and not math.isnan(metrics["loss"])
     gain = metrics[select_by] - best[select_by]
-    return gain < 0 if select_by == "loss" else gain > 0
+    return gain < 0 if lower_is_better(select_by) else gain > 0
+
+
+def lower_is_better(select_by: str) -> bool:
+    """Return whether lower values of a metric are better, as of the loss only."""
+    return select_by == "loss"

@@ -33,7 +33,7 @@ from transom.planning.layout import check_layout
 from transom.planning.memory import check_fits_in_memory, used_memory
 from transom.planning.parameters import count_parameters, position_table_error
 from transom.planning.precision import Precision, ProcessPlan, ThreadPlan, choose_precision, choose_threads, plan_processes, rank_device
-from transom.training.finetune import inherit_model_shape, init_from, load_base_and_adapt, merge_model_fields, save_base_weights
+from transom.training.finetune import WeightInit, inherit_model_shape, init_from, load_base_and_adapt, merge_model_fields, save_base_weights
 from transom.training.lr_schedule import warmup_notes
 from transom.training.out_of_memory import release_memory
 from transom.training.task_protocol import BuildTask, Task, TaskContext
@@ -79,6 +79,7 @@ def build_training_setup(
     read: BuildTask,
     notify: Callable[[str], None] = lambda _: None,
     user_overrides: UserOverrides = NO_OVERRIDES,
+    saves: bool = True,
 ) -> TrainingSetup:
     """Read the data, train or load the tokenizers, build the model, and measure the machine.
 
@@ -92,6 +93,7 @@ def build_training_setup(
         read: reads the data and builds the task.
         notify: called with a short description of each stage, such as "measuring the machine".
         user_overrides: fields set by the user. In fine-tuning only these change the model's shape.
+        saves: whether the run will save checkpoints, for which the disk must have room.
 
     Raises:
         TransomError: data, recipe and run folder contradict each other.
@@ -123,17 +125,15 @@ def build_training_setup(
     origin = recipe.training.init_from
     init = init_from(model, Path(origin)) if origin is not None and not folder.checkpoints.steps() else None
     eval_model = copy.deepcopy(model).eval()
-    check_disk_space(folder.path, model, recipe.training)
+    if saves:
+        check_disk_space(folder.path, model, recipe.training)
     task.write(folder)  # only now, so that a run that cannot start leaves no files
     for path in (path for part in recipe.data.test_parts for path in part.paths):
         folder.access_log.record(Path(recipe.data.root) / expand_path(path), "train")  # the data report has read it
     folder.write(RECIPE, dump_recipe(recipe).encode())
     plugins = [plugin.record for plugin in plugins_of(recipe)]
     folder.write_config(recipe.model, _run_id(recipe, task, model, threads, plugins), plugins)
-    if (adapter := recipe.training.adapter) is not None:
-        if init is not None:
-            save_base_weights(model, init.new_tensors, folder)
-        load_base_and_adapt(model, adapter, folder)
+    _add_adapter(recipe, model, init, folder)
     return TrainingSetup(
         recipe=recipe,
         folder=folder,
@@ -148,6 +148,14 @@ def build_training_setup(
         notes=(*([init.note] if init else []), *shape_notes, *fit_notes, *warmup_notes(recipe.training), *_trainable_notes(recipe, model)),
         facts=_facts(recipe, task.report, precision, threads, processes, peak),
     )
+
+
+def _add_adapter(recipe: Recipe, model: Network, init: WeightInit | None, folder: RunFolder) -> None:
+    """Add the adapter that the recipe sets, if any, to the model; its base weights are saved when the run starts."""
+    if (adapter := recipe.training.adapter) is not None:
+        if init is not None:
+            save_base_weights(model, init.new_tensors, folder)
+        load_base_and_adapt(model, adapter, folder)
 
 
 def _check_model(recipe: Recipe, device: torch.device) -> None:

@@ -7,7 +7,7 @@ from transom.checkpoints.run_files import ADAPTER, WEIGHTS
 from transom.config.plugins import plugins_of
 from transom.config.training import NoAverageConfig, TrainingConfig
 from transom.data.batch import Batch
-from transom.errors import TransomError
+from transom.errors import DivergedError
 from transom.parallel.mesh import Ranks
 from transom.parallel.processes.launcher import launch_processes
 from transom.planning.freed_memory import trim_malloc
@@ -56,7 +56,7 @@ def train(setup: TrainingSetup, callbacks: Sequence[Callback] = (), should_stop:
         The last event, which callbacks receive too.
 
     Raises:
-        TransomError: twenty consecutive steps had a non-finite loss or gradient; the last checkpoint is kept.
+        DivergedError: twenty consecutive steps had a non-finite loss or gradient; the last checkpoint is kept.
     """
     plugins = [part for plugin in plugins_of(setup.recipe) for part in (plugin.home, plugin.where)]
     arguments = [str(setup.folder.path.resolve()), setup.task.data_hash, setup.recipe.TASK, *plugins]
@@ -188,7 +188,7 @@ class _TrainingLoop:
             self.rank.checkpoints.wait()
             kept = self.setup.folder.checkpoints.steps()
             where = f"the checkpoint of step {kept[-1]} is kept" if kept else "no checkpoint was written yet"
-            raise TransomError(
+            raise DivergedError(
                 f"expected a finite loss and gradient, found none in {MAX_CONSECUTIVE_SKIPS} consecutive steps up to step {p.step};"
                 f" {where}; lower training.learning_rate, set training.max_grad_norm, or set training.precision = 'fp32'"
             )

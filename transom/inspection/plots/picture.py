@@ -189,6 +189,18 @@ def heat_map(axes: "Axes", values: Any, vmin: float, vmax: float, colors: str = 
     return drawn
 
 
+def set_log_scale(axes: "Axes") -> None:
+    """Make the x axis logarithmic, with plain numbers at powers of ten, since the style does not set formulas."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    low, high = axes.get_xlim()
+    wide = high / low >= MIN_DECADES_RATIO
+    axes.xaxis.set_minor_formatter(lambda value, _: "" if wide or f"{value:e}"[0] not in "25" else f"{value:g}")
+
+
+MIN_DECADES_RATIO = 100.0
+"""A logarithmic axis whose ends have a smaller ratio has numbers between the powers of ten too."""
+
 MAX_CELLS = 4096
 MAX_LABEL = 14
 """Characters of a token beside a row or column."""
