@@ -254,22 +254,22 @@ class _Costs:
         self._shape, _ = batch_shape(config, training.model_copy(update={"grad_accum_steps": 1}), one_row)
         self.flops = flops_per_token(config, self._shape.source, self._shape.target, self._shape.labeled)
         self._length = 1 if self.flops.unit == "image" else self._shape.target or self._shape.source
-        self._saved = measure_activations(config, self._shape, dtype)
+        self._saved = measure_activations(config, self._shape, dtype, training.recompute)
 
     def of(self, layout: ParallelConfig) -> tuple[list[RankCost], MicroBatches, int]:
         """Return one rank of each stage, the micro-batches, and the tokens or images per step."""
         config, cluster, dtype = self._config, self._options.cluster, self._dtype
         micro, batch = self._batch(layout)
         forward = {part: micro.rows * self._length * flops for part, flops in self.flops.parts.items()}
-        size, ranks = NumberBytes(activation=dtype.itemsize), list[RankCost]()
+        size, ranks, recompute = NumberBytes(activation=dtype.itemsize), list[RankCost](), self._training.recompute
         for stage in divide_stages(config, layout.pipeline):
             parameters = count_stage_parameters(config, layout, stage)
-            collectives = tuple(list_collectives(config, layout, stage, parameters, micro, size))
+            collectives = tuple(list_collectives(config, layout, stage, parameters, micro, size, recompute))
             kept = 0
             if self._saved is not None:
                 kept = rank_activations(config, layout, stage, micro, self._saved, dtype.itemsize)
             memory = count_rank_bytes(config, self._training, layout, stage, parameters, kept)
-            seconds = predict_stage_seconds(stage_flops(config, forward, layout, stage), collectives, layout, cluster)
+            seconds = predict_stage_seconds(stage_flops(config, forward, layout, stage), collectives, layout, cluster, recompute)
             ranks.append(RankCost(stage, parameters, memory, collectives, seconds))
         return ranks, micro, batch
 

@@ -253,7 +253,7 @@ class TrainStep:
         if n_keeping and freed is not None:
             freed.give_back()
         elif n_stuck:
-            raise out_of_memory_error(problem, largest, self.training)
+            raise out_of_memory_error(problem, largest, self.training, self.model.config)
         else:
             self.n_splits *= 2
         return None
