@@ -20,6 +20,7 @@ TRAIN = Command("train", "Train a model with a recipe, on the recipe's data or o
 BUILT_IN = (
     Command("plan", "Compute parameters, FLOPs, memory and time of a training before it starts."),
     Command("rehearse", "Predict memory, collectives and time of a training on many devices before they are paid for."),
+    Command("profile", "Measure where the time and the memory of a training step go."),
     Command("find-batch", "Find the largest batch of a recipe that fits into memory, and the gradient accumulation that goes with it."),
     Command("runs", "List the runs in a folder with the state, best metric and time left of each."),
     Command("status", "Show the progress of a run, even while it trains in another terminal."),
