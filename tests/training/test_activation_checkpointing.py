@@ -202,6 +202,8 @@ def test_a_plan_and_a_rehearsal_know_it() -> None:
     layout = ParallelConfig(tensor=2)
     few, many = (rehearse("", CONFIG, each, layout, cluster).ranks[0] for each in (chosen, training))
     assert few.memory.activations < many.memory.activations
+    tight = RehearsalOptions(replace(CLUSTERS["h100"], device_bytes=many.memory.total - 1), precision="fp32", steps=False)
+    assert any("'blocks' a rank needs at most" in note for note in rehearse("", CONFIG, training, layout, tight).notes)
     assert few.seconds.compute == pytest.approx(4 / 3 * many.seconds.compute) and few.seconds.waiting > many.seconds.waiting
 
 

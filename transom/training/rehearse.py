@@ -22,7 +22,7 @@ from transom.planning.sharding_advice import sharding_advice
 from transom.planning.shrink import shrink, shrink_layout
 from transom.planning.stages import Stage, StageParameters, count_stage_parameters, divide_stages
 from transom.planning.step_time import StageSeconds, StepSeconds, predict_stage_seconds, stage_flops
-from transom.planning.training_bytes import FLOAT32
+from transom.planning.training_bytes import FLOAT32, can_recompute
 from transom.training.activation_bytes import measure_activations
 from transom.training.built_parts import BuiltParts, build_parts
 from transom.training.plan_run import PlanOptions, batch_shape
@@ -297,6 +297,10 @@ class _Costs:
                 f"tensor = {layout.tensor} leaves a machine of {cluster.devices_per_node} devices: its collectives wait for the slower"
                 " links; keep tensor parallelism within a machine (Narayanan et al. 2021, section 3.2)"
             )
+        if max(rank.memory.total for rank in ranks) > cluster.device_bytes and can_recompute(self._config, self._training):
+            fields = self._training.model_copy(update={"activation_checkpointing": "blocks"})
+            largest = max(rank.memory.total for rank in _Costs(self._config, fields, self._options, self._dtype).of(layout)[0])
+            notes.append(f"with training.activation_checkpointing = 'blocks' a rank needs at most {largest / 2**30:.3g} GiB")
         if seconds.bubble > 0.2:
             notes.append(f"the bubble is {seconds.bubble:.0%} of a step: raise training.grad_accum_steps or lower pipeline")
         if self._saved is None:
