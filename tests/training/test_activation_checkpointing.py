@@ -16,6 +16,7 @@ from tests.training.test_keyed_dropout import DECODER, ENCODER, MODELS, MOE, SEQ
 from tests.training.test_train_loop import recipe, sit
 from transom.checkpoints.run_files import RECIPE, WEIGHTS
 from transom.checkpoints.tensors import read_tensors
+from transom.config.adapter import LoraConfig
 from transom.config.architecture import ModelConfig
 from transom.config.model import AnyModel, DecoderConfig, Seq2SeqConfig
 from transom.config.parallel import ParallelConfig
@@ -24,6 +25,7 @@ from transom.config.training import EarlyExitLossConfig, NoAverageConfig, TextTr
 from transom.config.vision import VisionTransformerConfig
 from transom.data.batch import Batch, ContrastiveBatch, PaddedSequences
 from transom.layers.block import Block
+from transom.models.apply_lora import apply_lora
 from transom.models.base import Network
 from transom.models.build import build_model
 from transom.planning.cluster import CLUSTERS
@@ -71,11 +73,14 @@ def steps(
     dtype: torch.dtype = torch.float32,
     training: TrainingConfig = TRAINING,
     objective: Any = lambda model: CrossEntropy(0.1),
+    adapter: LoraConfig | None = None,
 ) -> tuple[list[StepResult], Mapping[str, Tensor]]:
     """Return the results of two steps and the weights and buffers after them."""
     torch.manual_seed(1)
     model: Network = build_model(TypeAdapter(AnyModel).validate_python(fields)).train()
-    chosen: Objective = objective(model)
+    if adapter is not None:
+        apply_lora(model, adapter)
+    chosen: Objective = objective(model.train())
     if checkpointed:
         checkpoint_activations(model)
     parts = [batch_of(fields["kind"], list(range(i, N, n_micro_batches))) for i in range(n_micro_batches)]
@@ -112,6 +117,10 @@ def test_with_r_drop_and_a_loss_after_every_block() -> None:
     check_the_same(SEQ2SEQ, training=training, objective=lambda model: choose_text_loss(training))
     exits = LanguageTrainingConfig(optimizer=SGD, early_exit_loss=EarlyExitLossConfig())
     check_the_same(DECODER, training=exits, objective=lambda model: add_early_exit_losses(CrossEntropy(0.1), model, exits.early_exit_loss))
+
+
+def test_with_an_adapter_whose_base_is_frozen() -> None:
+    check_the_same(DECODER, adapter=LoraConfig(rank=2, dropout=0.3, target_modules=["attn.q", "ff.up"]))
 
 
 def test_only_training_passes_with_gradients_compute_blocks_again() -> None:
@@ -178,17 +187,18 @@ def test_many_layers_are_extrapolated_exactly(rows: int, d_ff: int, vocab_size: 
 @pytest.mark.long
 def test_a_training_uses_less_memory_as_the_plan_says() -> None:
     """The tensors have 4 MiB or more: malloc keeps smaller ones that are freed."""
-    config = DecoderConfig(d_model=256, n_heads=4, n_layers=6, d_ff=1024, vocab_size=500, max_seq_len=256, dropout=0.0)
+    config = DecoderConfig(d_model=256, n_heads=4, n_layers=4, d_ff=1024, vocab_size=500, max_seq_len=256, dropout=0.0)
     training, shape = TextTrainingConfig(optimizer=SGD, average=NoAverageConfig()), BatchShape(16, 0, 256)
     used, predicted = [], []
     for choice in ("none", "blocks"):
         chosen = training.model_copy(update={"activation_checkpointing": choice})
-        used.append(try_steps(config, chosen, shape, "fp32", None).resident)
+        used.append(try_steps(config, chosen, shape, "fp32", None, steps=2).resident)
         predicted.append(predict_bytes(config, chosen, shape, torch.float32).total)
     assert used[1] < 0.6 * used[0]
     assert used[0] - used[1] == pytest.approx(predicted[0] - predicted[1], rel=0.1)
 
 
+@pytest.mark.long
 def test_a_plan_and_a_rehearsal_know_it() -> None:
     training = TextTrainingConfig(batch_tokens=4 * 16, optimizer=SGD)
     chosen = training.model_copy(update={"activation_checkpointing": "blocks"})
@@ -216,6 +226,7 @@ def test_missing_memory_names_it_where_it_helps() -> None:
         recipe(model={"kind": "recurrent-seq2seq"}, activation_checkpointing="blocks")
 
 
+@pytest.mark.long
 def test_a_run_with_it_is_the_run_without_it_and_may_begin_it_when_it_is_resumed(tmp_path: Path) -> None:
     """Weights of the checkpoints and the run's ID are equal, so that a run short of memory can go on with it."""
     options: dict[str, Any] = {"precision": "fp32", "average": "none", "validate_bleu": 0}

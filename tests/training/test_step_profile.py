@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch.profiler import profile
 
+from tests.tiers import every
 from tests.training.test_activation_checkpointing import CASES, DECODER, SEQ2SEQ, SGD, TRAINING, batch_of
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.model import AnyModel
@@ -103,7 +104,7 @@ def times_of(train_step: TrainStep, parts: list[Any]) -> tuple[StepTimes, float]
     return times, whole.cpu_time_total * 1e-6
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(4, CASES))
 def test_parts_and_components_add_up_in_every_family(name: str) -> None:
     fields = CASES[name]
     train_step = step_of(fields)
@@ -186,6 +187,7 @@ def test_advice_follows_from_the_figures(changed: dict[str, Any], expected: str)
     assert found.startswith(expected) and bool(found) == bool(expected)
 
 
+@pytest.mark.long
 def test_a_run_is_profiled_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.training.test_train_loop import recipe
 

@@ -59,7 +59,7 @@ def _memory(found: StepProfile) -> list[str]:
         ["weights, and a copy for validation", format_bytes(used.weights), format_bytes(plan.weights + plan.validation_copy)],
         ["gradients", format_bytes(used.gradients), format_bytes(plan.gradients)],
         ["optimizer state", format_bytes(used.optimizer), format_bytes(plan.optimizer)],
-        ["data and averaged weights", format_bytes(used.data), format_bytes(plan.average)],
+        ["data, and what else was loaded", format_bytes(used.data), format_bytes(plan.average)],
         [
             "activations, buffers and libraries",
             format_bytes(used.activations),
