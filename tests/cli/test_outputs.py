@@ -29,6 +29,7 @@ COMMANDS_THAT_WRITE: dict[str, Command] = {
     "ablate": lambda run, input_file, out: ["ablate", run.folder, "--input", input_file, "--part", "cross", "--out", out],
     "plot": lambda run, input_file, out: ["plot", "heads", run.folder, "--input", input_file, "--out", out],
     "plan": lambda run, input_file, out: ["plan", input_file, "--plot", out],
+    "profile": lambda run, input_file, out: ["profile", input_file, "--trace", out],
     "rehearse": lambda run, input_file, out: ["rehearse", input_file, "--mesh", "data=2", "--plot", out],
     "find-lr": lambda run, input_file, out: ["find-lr", input_file, "--out", out],
     "lens tune": lambda run, input_file, out: ["lens", "tune", run.folder, "--steps", "1", "--out", out],
@@ -113,7 +114,7 @@ def test_every_output_option_is_among_them(transom: Call) -> None:
         " ".join(words)
         for command in all_commands()
         for words in [[command, subcommand] for subcommand in subcommands.get(command, [])] or [[command]]
-        if re.search(r"--(out|output|plot)\s+(FILE|DIR)", transom(*words, "--help").out)
+        if re.search(r"--(out|output|plot|trace)\s+(FILE|DIR)", transom(*words, "--help").out)
     }
     assert writing == {command.split("'")[0] for command in COMMANDS_THAT_WRITE} | {
         "train",

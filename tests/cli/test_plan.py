@@ -82,6 +82,7 @@ def test_a_recipe_is_planned_for_this_machine(transom: Call) -> None:
         (["gpt2", "--vocab-size", "0"], "--vocab-size"),
         ([], "expected NAME_OR_FILE or --check RUN, found both or neither"),
         ([*SMALL, "--set", "training.max_steps=3"], "--set training.max_steps=3: expected a field of the model"),
+        ([*SMALL, "--set", "training.activation_checkpointing=all"], "activation_checkpointing: expected 'none' or 'blocks', found 'all'"),
         ([*SMALL, "--gpu-memory", "much"], "--gpu-memory: expected a size above 0, found 'much'"),
         ([*SMALL, *GPUS, "--context", "2000"], "--context: expected at most model.max_seq_len = 1,024 tokens, found 2,000"),
         ([*SMALL, *GPUS, "--batch-tokens", "16"], "--batch-tokens: expected a row of 16 tokens for each of 8 devices, found 16 tokens"),

@@ -169,6 +169,7 @@ def test_every_command_that_reads_texts_is_here() -> None:
         "kernels",
         "plan",
         "rehearse",
+        "profile",
         "find-batch",
         "find-lr",
         "sweep",

@@ -24,6 +24,7 @@ from transom.parallel.mesh import Ranks
 from transom.parallel.processes.collectives import SINGLE_PROCESS, World
 from transom.parallel.processes.local_ranks import run_on_ranks
 from transom.planning.layout import layout_problems
+from transom.training.activation_checkpointing import checkpoint_activations
 from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer, split_groups_by_mesh
 from transom.training.train_step import TrainStep
@@ -38,6 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "relative": TEXT | TRANSLATOR | {"position": "relative", "tie_embeddings": "all"},
     "mixture": TEXT | {"kind": "decoder", "n_layers": 2, "vocab_size": 9, "feed_forward": MIXTURE},
     "encoder": TEXT | {"kind": "encoder", "n_layers": 3, "vocab_size": 9, "tie_embeddings": True, "head_bias": True},
+    "embedder": TEXT | {"kind": "text-embedder", "n_layers": 2, "vocab_size": 9},
     "images": SIZES | {"kind": "vision-transformer", "n_layers": 3, "image_size": 8, "channels": 1, "classes": ["a", "b", "c"]},
 }
 N_ROWS, LENGTH = 9, 7
@@ -50,7 +52,7 @@ def generate_layouts(n: int) -> list[tuple[str, dict[str, int]]]:
     found: list[tuple[str, dict[str, int]]] = [("mixture", {axis: 2}) for axis in ParallelConfig.AXES]
     found.append(("relative", {"tensor": 2, "pipeline": 2}))
     while len(found) < n:
-        name = draw.choice([*MODELS])
+        name = draw.choice([each for each in MODELS if each != "embedder"])  # its pairs are each other's negatives
         sizes = {axis: draw.choice([1, 1, 1, 2, 2, 3, 4]) for axis in ParallelConfig.AXES}
         layout, config = ParallelConfig(**sizes), parse_model_config(MODELS[name])
         case = name, {axis: size for axis, size in sizes.items() if size > 1}
@@ -60,6 +62,9 @@ def generate_layouts(n: int) -> list[tuple[str, dict[str, int]]]:
 
 
 CASES = generate_layouts(48)
+CHECKPOINTED = [*CASES[:7], ("embedder", {"tensor": 2}), ("translator", {"context": 2, "pipeline": 2}), *CASES[7:20]]
+"""Layouts in which blocks are computed again in the backward pass; in a pipeline after those of other micro-batches."""
+
 LARGE: list[tuple[str, dict[str, int]]] = [
     ("translator", {"data": 2, "tensor": 4, "pipeline": 2}),
     ("translator", {"tensor": 8, "context": 4, "pipeline": 2}),
@@ -76,11 +81,13 @@ def whole_batch(kind: str) -> Batch:
     return draw_batch(kind, N_ROWS, LENGTH, torch.Generator().manual_seed(5))
 
 
-def take_step(rank: int, name: str, layout: ParallelConfig) -> tuple[float, float, dict[str, Tensor]]:
+def take_step(rank: int, name: str, layout: ParallelConfig, checkpointed: bool = False) -> tuple[float, float, dict[str, Tensor]]:
     """Return loss and norm of a step, and on rank 0 the gradients."""
     config = parse_model_config(MODELS[name])
     world = World(rank, layout.n_processes) if layout.n_processes > 1 else SINGLE_PROCESS
     ranks, model, batch = Ranks(world, layout, torch.device("cpu")), build_double(config).train(), whole_batch(config.kind)
+    if checkpointed:
+        checkpoint_activations(model, layout)
     pipeline = apply_layout(model, ranks)
     optimizer, filler = build_optimizer(model, TRAINING.optimizer), take_rows(batch, slice(0, 1))
     split_groups_by_mesh(optimizer)
@@ -109,10 +116,18 @@ def test_every_axis_is_drawn_alone_and_in_products() -> None:
 
 @pytest.mark.parametrize("case", tiers([*CASES, *LARGE], long=CASES[:7]), ids=name_of)
 def test_a_step_of_a_generated_layout_is_that_of_one_process(case: tuple[str, dict[str, int]]) -> None:
-    name, sizes = case
+    check_layout_step(*case)
+
+
+@pytest.mark.parametrize("case", tiers(CHECKPOINTED, long=CHECKPOINTED[:9]), ids=name_of)
+def test_so_is_one_that_computes_its_blocks_again(case: tuple[str, dict[str, int]]) -> None:
+    check_layout_step(*case, checkpointed=True)
+
+
+def check_layout_step(name: str, sizes: dict[str, int], checkpointed: bool = False) -> None:
     layout = ParallelConfig(**sizes)
     loss, norm, expected = take_step(0, name, ParallelConfig())
-    results = run_on_ranks(layout.n_processes, take_step, name, layout)
+    results = run_on_ranks(layout.n_processes, take_step, name, layout, checkpointed)
     for found_loss, found_norm, _ in results:
         assert abs(found_loss - loss) <= TOLERANCE * loss and abs(found_norm - norm) <= TOLERANCE
     gradients = results[0][2]

@@ -20,6 +20,7 @@ TRAIN = Command("train", "Train a model with a recipe, on the recipe's data or o
 BUILT_IN = (
     Command("plan", "Compute parameters, FLOPs, memory and time of a training before it starts."),
     Command("rehearse", "Predict memory, collectives and time of a training on many devices before they are paid for."),
+    Command("profile", "Measure where the time and the memory of a training step go."),
     Command("find-batch", "Find the largest batch of a recipe that fits into memory, and the gradient accumulation that goes with it."),
     Command("find-lr", "Find a learning rate for a recipe by training a fresh model at rates that grow from step to step."),
     Command("sweep", "Search over fields of a recipe by successive halving, and keep the values with the best validation metric."),

@@ -171,10 +171,12 @@ def load_planned(name: str, overrides: Sequence[str], vocab_size: int | None) ->
         ConfigError: there is no such preset or recipe, or a field is invalid.
     """
     from transom.config.data import DATA_OPTIONAL
+    from transom.config.error_messages import validate
     from transom.config.parallel import ParallelConfig
     from transom.config.presets import load_preset
     from transom.config.recipe import load_recipe, parse_model_config
     from transom.config.toml_input import parse_override
+    from transom.config.training import TextTrainingConfig
     from transom.training.plan_run import preset_training
 
     training: TrainingConfig
@@ -182,10 +184,14 @@ def load_planned(name: str, overrides: Sequence[str], vocab_size: int | None) ->
     if name in packaged_presets():
         tables: dict[str, Any] = {"model": load_preset(name).fields}
         for override in map(parse_override, overrides):
-            if override.path[0] != "model":
-                raise ConfigError(f"--set {override.text}: expected a field of the model, such as model.n_layers; leave it out")
+            if override.path[0] != "model" and override.path != ("training", "activation_checkpointing"):
+                raise ConfigError(
+                    f"--set {override.text}: expected a field of the model, such as model.n_layers, or training.activation_checkpointing;"
+                    " leave it out"
+                )
             tables = override.applied(tables)
-        config, training = parse_model_config(tables["model"]), preset_training()
+        config = parse_model_config(tables["model"])
+        training = validate(TextTrainingConfig, vars(preset_training()) | tables.get("training", {}), lambda _: "--set training")
     else:
         if name not in packaged_recipes() and Path(name).suffix != ".toml" and not Path(name).is_file():
             known = [*packaged_presets(), *packaged_recipes()]

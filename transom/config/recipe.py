@@ -85,6 +85,15 @@ class Recipe(Schema):
         return self
 
     @model_validator(mode="after")
+    def _blocks_are_recomputed(self) -> Self:
+        if self.training.recompute and not isinstance(self.model, TransformerConfig):
+            raise ValueError(
+                "training.activation_checkpointing = 'blocks' computes Transformer blocks again: expected a model with blocks, found"
+                f" {self.model.FAMILY}; leave it at 'none'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _tokens_see_something(self) -> Self:
         attention = getattr(self.model, "attention", None)
         for pattern in block_patterns(attention.pattern) if isinstance(attention, MultiHeadAttentionConfig) else ():

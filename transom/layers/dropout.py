@@ -280,6 +280,12 @@ def selected_rows(indices: Int[Tensor, "selected"], n_rows: int) -> Iterator[Non
         yield
 
 
+def keep_call_numbers() -> None:
+    """Let modules count their calls from here on in the present context only, so that a copy of it begins with the present numbers."""
+    if (keys := _ROWS.get()) is not None:
+        _ROWS.set(_RowKeys(keys.rows, dict(keys.calls)))
+
+
 def row_keys() -> Int[Tensor, "rows"] | None:
     """Return the keys of the rows of the present forward pass; None without keyed masks."""
     keys = _ROWS.get()

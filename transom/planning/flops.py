@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from transom.config.architecture import ModelConfig, TransformerConfig
-from transom.config.model import DecoderConfig, EncoderConfig, MaskedLMConfig, Seq2SeqConfig, TextClassifierConfig
+from transom.config.model import DecoderConfig, EncoderConfig, MaskedLMConfig, Seq2SeqConfig, TextClassifierConfig, TextEmbedderConfig
 from transom.config.recurrent import RecurrentDecoderConfig, RecurrentSeq2SeqConfig
 from transom.config.vision import ConvolutionalNetworkConfig, ImageClassifierConfig, VisionTransformerConfig
 from transom.layers.masks.block_sparse_mask import build_block_sparse_mask
@@ -84,6 +84,24 @@ def count_flops(config: ModelConfig, batch: int, source: int, target: int) -> Fl
     n_pooled = c.n_pooled if isinstance(c, VisionTransformerConfig) else 1
     parts["unembedding"] = 2 * n_pooled * c.d_model * c.n_logits * n_target
     return Flops(parts)
+
+
+def list_passes(config: ModelConfig, rows: int, source: int, target: int) -> list[tuple[int, int, int]]:
+    """Return the arguments of ``count_flops`` of each pass through the model that a batch takes, with logits at all positions.
+
+    Args:
+        config: model configuration.
+        rows: rows of the batch.
+        source: length of the source rows, or of the first texts of an embedder; 0 without them.
+        target: length of the target rows, or of the second texts of an embedder; 0 without them.
+    """
+    if isinstance(config, ImageClassifierConfig):
+        return [(rows, config.n_positions if isinstance(config, VisionTransformerConfig) else 0, 1)]
+    if isinstance(config, TextEmbedderConfig):
+        return [(rows, length, 0) for length in (source, target)]
+    if isinstance(config, EncoderConfig):
+        return [(rows, source, 1 if isinstance(config, TextClassifierConfig) else source)]
+    return [(rows, source, target)]
 
 
 def count_pair_flops(config: ModelConfig, batch: int, source: int, target: int) -> int:

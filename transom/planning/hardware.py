@@ -19,6 +19,9 @@ READ_BYTES = 2**28
 MEMORY_FRACTION = 0.25
 """Largest fraction of the free memory that measuring on a CPU takes: of a process with little memory, smaller matrices are measured."""
 
+LOW_UTILIZATION = 0.1
+"""Share of the peak rate below which a model that is large enough to reach it is slow."""
+
 BUDGET = 0.5
 """Measuring time per dtype in seconds, for all shapes together."""
 
@@ -49,6 +52,15 @@ def measure_peak(device: torch.device | None = None) -> PeakRates:
     rates = {dtype: _best_rate(dtype, device, room) for dtype in dtypes}
     memory = torch.ones(max(min(READ_BYTES, room), 2**16) // torch.float32.itemsize, device=device)
     return PeakRates(rates, memory.nbytes / best_seconds(memory.sum, device, budget=BUDGET / 4))
+
+
+def describe_rate(flops_per_second: float, peak: float) -> str:
+    """Describe a rate of matrix products beside the peak rate.
+
+    >>> describe_rate(30e9, 120e9)
+    '30.0 GFLOP/s, 25% of the 120 that this machine reaches'
+    """
+    return f"{flops_per_second / 1e9:,.1f} GFLOP/s, {flops_per_second / peak:.0%} of the {peak / 1e9:,.0f} that this machine reaches"
 
 
 def matmul_rate(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device, budget: float) -> float:

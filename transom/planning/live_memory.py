@@ -27,6 +27,11 @@ class LiveBytes:
         self.current = self.peak = self.largest = 0
         self._seen = dict[int, weakref.ref[Any]]()
 
+    def take_peak(self) -> int:
+        """Return the largest number of bytes that were alive at once so far, and look for the next one from now on."""
+        peak, self.peak = self.peak, self.current
+        return peak
+
     def add(self, x: object) -> None:
         """Count a tensor's memory until it is freed; a tensor whose memory is counted already adds nothing."""
         if not isinstance(x, Tensor):

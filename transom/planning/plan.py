@@ -45,6 +45,11 @@ class FlopsPerToken:
         """FLOPs of forward and backward pass."""
         return 3 * self.forward
 
+    def executed(self, recompute: bool) -> float:
+        """Return the FLOPs of ``training``; with ``recompute`` those of a second forward pass of the blocks too."""
+        blocks = sum(flops for part, flops in self.parts.items() if part.startswith(("encoder.", "decoder.")))
+        return self.training + (blocks if recompute else 0.0)
+
     @property
     def above_six_n(self) -> float:
         """Relative difference of ``training`` to 6 N; negative where embeddings, which multiply nothing, are many."""

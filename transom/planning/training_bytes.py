@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from transom.config.architecture import ModelConfig
+from transom.config.architecture import ModelConfig, TransformerConfig
 from transom.config.schema import ComponentConfig
 from transom.config.training import CheckpointAverageConfig, EmaConfig, MuonConfig, SgdConfig, TrainingConfig
 from transom.planning.adapters import count_adapter_parameters
@@ -41,6 +41,8 @@ class StepMemory:
         peak: largest number of bytes alive at once from the first forward pass to the last gradient, gradients included.
         gradients: gradients of all weights that are trained.
         largest: largest single tensor.
+        begin: ``peak`` until the backward pass of the last block ends; 0 without blocks.
+        end: ``peak`` after that.
     """
 
     saved: int
@@ -48,14 +50,19 @@ class StepMemory:
     peak: int
     gradients: int
     largest: int
+    begin: int = 0
+    end: int = 0
 
-    def activations(self, sharding: Sharding) -> int:
+    def activations(self, sharding: Sharding, recompute: bool = False) -> int:
         """Return the bytes beside the gradients at the peak: activations, 16-bit copies of the weights, logits and temporary tensors.
 
-        Gradients that are sharded as they come do not move the peak to the end of the backward pass: it is at the loss or later.
+        Gradients that are sharded as they come do not move the peak to the end of the backward pass: it is at the loss or later. Blocks
+        that are computed again, with ``recompute``, then have the activations of one of them beside the inputs of all.
         """
         beside = self.peak - self.gradients
-        return max(self.forward, beside) if sharding == "full" else beside
+        if sharding != "full":
+            return beside
+        return max(self.forward, self.saved + max(self.end - self.gradients, 0) if recompute else beside)
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,11 @@ def count_training_bytes(
         average=FLOAT32 * count_averages(training) * _share(trained, state_shards),
         activations=activations,
     )
+
+
+def can_recompute(config: ModelConfig, training: TrainingConfig) -> bool:
+    """Return whether ``training.activation_checkpointing = 'blocks'`` would save memory: the model has blocks, and it is not set."""
+    return isinstance(config, TransformerConfig) and not training.recompute
 
 
 def count_averages(training: TrainingConfig) -> int:

@@ -14,11 +14,11 @@ MAX_LOGITS = 256
 """Vectors of logits that are run to measure the memory of the loss."""
 
 
-def measure_activations(config: ModelConfig, shape: BatchShape, dtype: torch.dtype) -> ActivationBytes | None:
+def measure_activations(config: ModelConfig, shape: BatchShape, dtype: torch.dtype, recompute: bool = False) -> ActivationBytes | None:
     """Measure the bytes that a row saves for the backward pass, on tensors without values; None if they cannot be measured.
 
     A block is the difference of two depths, and a row that of two batches. Of the logits, which a step computes in parts, at most
-    ``MAX_LOGITS`` vectors are run.
+    ``MAX_LOGITS`` vectors are run. With ``recompute`` a block saves its input, and its activations are among the buffers.
     """
     period = config.depth.every if isinstance(config, TransformerConfig) and hasattr(config.depth, "every") else 1
     fields = [name for name in ("n_encoder_layers", "n_decoder_layers", "n_layers") if hasattr(config, name)]
@@ -26,7 +26,9 @@ def measure_activations(config: ModelConfig, shape: BatchShape, dtype: torch.dty
     labeled = min(shape.labeled, MAX_LOGITS / max(shape.source, shape.target, 1))
 
     def run(rows: int, **layers: int) -> StepMemory | None:
-        return simulate_step(base.model_copy(update=layers), replace(shape, rows=rows, n_micro_batches=1, labeled=labeled), dtype)
+        return simulate_step(
+            base.model_copy(update=layers), replace(shape, rows=rows, n_micro_batches=1, labeled=labeled), dtype, recompute
+        )
 
     few, more = run(2), run(4)
     if few is None or more is None:

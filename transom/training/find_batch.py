@@ -11,6 +11,7 @@ from transom.config.training import TrainingConfig
 from transom.errors import ConfigError
 from transom.planning.memory import data_memory, device_memory
 from transom.planning.precision import choose_precision
+from transom.planning.training_bytes import can_recompute
 from transom.training.memory_trial import Trial, try_steps
 from transom.training.plan_run import NO_OPTIONS, PlanOptions, batch_shape, plan_run
 from transom.training.simulated_step import BatchShape
@@ -92,6 +93,7 @@ def find_batch(
     copies = 2 if getattr(training, "r_drop", 0) else 1
     rows, unit = whole.rows // copies, "image" if whole.target == 0 and hasattr(training, "batch_size") else "row"
     length = 1 if unit == "image" else whole.target or whole.source
+    less = ", set training.activation_checkpointing = 'blocks'" if can_recompute(config, training) else ""
 
     def plan_rows(micro: int, n_micro_batches: int) -> tuple[int, int]:
         """Return the predicted bytes of the process, and the largest number of rows that are predicted to fit, which is exact nearby."""
@@ -108,7 +110,7 @@ def find_batch(
     def accumulation(most: int) -> tuple[int, int]:
         """Return the fewest micro-batches that have at most ``most`` rows each, and the predicted bytes."""
         while True:
-            steps = _fewest(rows, most, limit, length, unit)
+            steps = _fewest(rows, most, limit, length, unit, less)
             size = plan_rows(-(-rows // steps), min(steps, 2))[0]
             if size <= share:
                 return steps, size
@@ -135,7 +137,7 @@ def find_batch(
     return FoundBatch(limit, unit, length, micro, steps, batch, field, batch * length, predicted, tuple(trials))
 
 
-def _fewest(rows: int, most: int, limit: int, length: int, unit: str) -> int:
+def _fewest(rows: int, most: int, limit: int, length: int, unit: str, less: str) -> int:
     """Return the fewest micro-batches that have at most ``most`` rows each.
 
     Raises:
@@ -144,7 +146,7 @@ def _fewest(rows: int, most: int, limit: int, length: int, unit: str) -> int:
     if most < 1:
         what = "one image" if unit == "image" else f"one row of {length:,} tokens"
         raise ConfigError(
-            f"--memory: expected memory for {what}, found {limit / 2**30:.3g} GiB, which are too little; raise it, or lower --context, the"
-            " model's widths or layers, or tokenizer.vocab_size"
+            f"--memory: expected memory for {what}, found {limit / 2**30:.3g} GiB, which are too little; raise it{less}, or lower"
+            " --context, the model's widths or layers, or tokenizer.vocab_size"
         )
     return -(-rows // most)

@@ -22,6 +22,7 @@ from transom.planning.freed_memory import give_back_freed_memory
 from transom.planning.memory import data_memory, limit_data, peak_memory, reset_peak_memory, used_memory
 from transom.planning.precision import choose_precision
 from transom.planning.process_state import preserved_process_state
+from transom.training.activation_checkpointing import checkpoint_activations
 from transom.training.optimizer import build_optimizer
 from transom.training.out_of_memory import is_out_of_memory
 from transom.training.simulated_step import BatchShape, build_batch, run_step
@@ -68,7 +69,7 @@ def try_steps(
     """
     request = {
         "model": config.model_dump(mode="json", exclude_unset=True) | {"kind": config.kind},
-        "training": training.model_dump(mode="json", include={"optimizer", "average"}),
+        "training": training.model_dump(mode="json", include={"optimizer", "average", "activation_checkpointing"}),
         "shape": asdict(shape),
         "precision": precision,
         "limit": limit,
@@ -101,6 +102,8 @@ def take_steps(request: dict[str, Any]) -> Trial:
         limit_data(request["limit"])
     try:
         model = build_model(config).train()
+        if training.recompute:
+            checkpoint_activations(model)
         validation_copy, averager = copy.deepcopy(model).eval(), WeightAverager(training.average, model)
         optimizer, batch = build_optimizer(model, training.optimizer, dtype), build_batch(config, shape)
         for step in range(1, request["steps"] + 1):

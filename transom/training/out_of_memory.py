@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from transom.config.architecture import ModelConfig
 from transom.config.training import TrainingConfig
 from transom.data.batch import Batch, ContrastiveBatch
 from transom.errors import ConfigError
@@ -12,6 +13,7 @@ from transom.layers.mixture_of_experts import MixtureOfExperts
 from transom.layers.norm import BatchNorm
 from transom.models.base import Network
 from transom.planning.freed_memory import trim_malloc
+from transom.planning.training_bytes import can_recompute
 
 _MESSAGES = ("can't allocate memory", "std::bad_alloc", "could not create a memory object")
 """Parts of the messages of errors that have no class of their own: of PyTorch's CPU allocator, of C++ and of oneDNN."""
@@ -44,15 +46,17 @@ def unsplittable(model: Network, micro_batches: Sequence[Batch], largest: int) -
     return ""
 
 
-def out_of_memory_error(problem: str, rows: int, training: TrainingConfig) -> ConfigError:
-    """Return the error for a micro-batch that cannot be split: what did not fit, why it stays whole, and what to lower."""
+def out_of_memory_error(problem: str, rows: int, training: TrainingConfig, config: ModelConfig | None = None) -> ConfigError:
+    """Return the error for a micro-batch that cannot be split: what did not fit, why it stays whole, and what to change."""
+    less = ", set training.activation_checkpointing = 'blocks'" if config is not None and can_recompute(config, training) else ""
     batch = "training.batch_size" if hasattr(training, "batch_size") else "training.batch_tokens"
     if rows > 1:
         return ConfigError(
             f"step: expected memory for a micro-batch of {rows:,} rows, found too little, and {problem or 'it cannot be split'}, so that"
-            f" smaller ones would change the loss; lower {batch} or the model's widths, or stop other programs"
+            f" smaller ones would change the loss; lower {batch} or the model's widths{less}, or stop other programs"
         )
     shorter = "model.image_size" if batch == "training.batch_size" else "model.max_seq_len"
     return ConfigError(
-        f"step: expected memory for a single row, found too little; lower {shorter}, the model's widths or layers, or stop other programs"
+        f"step: expected memory for a single row, found too little; lower {shorter}, the model's widths or layers{less}, or stop other"
+        " programs"
     )

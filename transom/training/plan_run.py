@@ -22,7 +22,16 @@ from transom.planning.parameters import count_parameters
 from transom.planning.plan import Fit, Plan, TimePlan, compute_budget, flops_per_token
 from transom.planning.precision import choose_precision
 from transom.planning.sharding_advice import sharding_advice
-from transom.planning.training_bytes import LIBRARY_BYTES, WORKSPACE_FRACTION, Sharding, StepMemory, TrainingBytes, count_training_bytes
+from transom.planning.training_bytes import (
+    LIBRARY_BYTES,
+    WORKSPACE_FRACTION,
+    Sharding,
+    StepMemory,
+    TrainingBytes,
+    can_recompute,
+    count_training_bytes,
+)
+from transom.training.activation_checkpointing import checkpoint_activations
 from transom.training.optimizer import build_optimizer
 from transom.training.simulated_step import BatchShape, build_batch, run_step, simulate_step
 
@@ -99,7 +108,7 @@ def plan_run(name: str, config: ModelConfig, training: TrainingConfig, options: 
     step = steps.of(shape)
     memory = steps.bytes(step)
     flops = flops_per_token(config, shape.source, shape.target, shape.labeled)
-    per_step = batch * flops.training
+    per_step = batch * flops.executed(training.recompute)
     n_steps = training.max_steps if options.tokens is None else math.ceil(options.tokens / batch)
     timing = None
     if options.flops_per_second is not None:
@@ -108,6 +117,10 @@ def plan_run(name: str, config: ModelConfig, training: TrainingConfig, options: 
         timing = TimePlan(per_step, options.flops_per_second, options.rate_source, utilization, seconds, n_steps, options.devices)
     count = count_parameters(config)
     notes = _notes(config, training, step, options.on_cpu)
+    if step is not None and memory.total > device_bytes and can_recompute(config, training):
+        again = replace(steps, training=training.model_copy(update={"activation_checkpointing": "blocks"}))
+        needed = again.bytes(again.of(shape)).total
+        notes += (f"it does not fit: with training.activation_checkpointing = 'blocks' it needs {needed / 2**30:.3g} GiB",)
     if timing is not None and 2 * options.batch_parts * steps.bytes(step, 1, "none").total <= device_bytes:
         notes += _sharding_notes(
             config, options, timing, shape.rows * (1 if flops.unit == "image" else shape.target or shape.source) * flops.training
@@ -158,6 +171,8 @@ def measure_seconds_per_flop(config: ModelConfig, training: TrainingConfig, shap
     """
     dtype = choose_precision(precision, torch.device("cpu")).dtype  # type: ignore[arg-type]
     model, times = build_model(config).train(), list[float]()
+    if training.recompute:
+        checkpoint_activations(model)
     optimizer, batch = build_optimizer(model, training.optimizer, dtype), build_batch(config, shape)
     start = time.perf_counter()
     while len(times) < 4 or time.perf_counter() - start < seconds:
@@ -169,7 +184,7 @@ def measure_seconds_per_flop(config: ModelConfig, training: TrainingConfig, shap
         times.append(time.perf_counter() - begin)
     flops = flops_per_token(config, shape.source, shape.target, shape.labeled)
     length = 1 if flops.unit == "image" else shape.target or shape.source
-    return statistics.median(times[1:]) / (shape.n_micro_batches * shape.rows * length * flops.training)
+    return statistics.median(times[1:]) / (shape.n_micro_batches * shape.rows * length * flops.executed(training.recompute))
 
 
 def batch_shape(config: ModelConfig, training: TrainingConfig, options: PlanOptions) -> tuple[BatchShape, int]:
@@ -210,12 +225,12 @@ class _Steps:
     on_cpu: bool
 
     def of(self, shape: BatchShape) -> StepMemory | None:
-        return simulate_step(self.config, shape, self.dtype)
+        return simulate_step(self.config, shape, self.dtype, self.training.recompute)
 
     def bytes(self, step: StepMemory | None, devices: int | None = None, sharding: Sharding | None = None) -> TrainingBytes:
         """Return the bytes of training with a step of this memory."""
         sharding = sharding or self.sharding
-        activations = 0 if step is None else step.activations(sharding)
+        activations = 0 if step is None else step.activations(sharding, self.training.recompute)
         found = count_training_bytes(self.config, self.training, activations, devices or self.devices, sharding)
         if not self.on_cpu:
             return found
@@ -257,6 +272,8 @@ def _notes(config: ModelConfig, training: TrainingConfig, step: StepMemory | Non
             notes.append("activations of experts are those of one network of top_k times the width, as if no expert were chosen more often")
         if any(pattern.kind != "full" for pattern in block_patterns(config.attention.pattern)):
             notes.append("activations are those of full attention: sparse patterns need less on long rows")
+    if training.recompute:
+        notes.append("blocks compute their activations again in the backward pass: a step has one more forward pass of the blocks")
     if training.adapter is not None:
         notes.append("activations are those of training all weights; an adapter needs about as many")
     if getattr(training, "early_exit_loss", None) is not None and training.early_exit_loss.kind != "none":  # type: ignore[attr-defined]

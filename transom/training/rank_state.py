@@ -19,6 +19,7 @@ from transom.parallel.mesh import Ranks
 from transom.parallel.processes.torchrun import processes_on_machine
 from transom.parallel.shared_checkpoints import SharedCheckpoints
 from transom.planning.freed_memory import FreedMemoryPolicy
+from transom.training.activation_checkpointing import checkpoint_activations
 from transom.training.optimizer import build_optimizer, split_groups_by_mesh
 from transom.training.resume import ResumeState, load_resume_state
 from transom.training.task_protocol import Task
@@ -86,6 +87,8 @@ class RankState:
         self.ranks, self.model, self._task, self._seed = ranks, model, task, recipe.training.seed
         ranks.world.broadcast(list(trainable_tensors(model).values()))
         name_dropout_sites(model)  # by the names of the whole model
+        if recipe.training.recompute:
+            checkpoint_activations(model, ranks.layout)
         pipeline = apply_layout(model, ranks, dtype)
         self.optimizer = build_optimizer(model, recipe.training.optimizer, dtype)
         split_groups_by_mesh(self.optimizer)

@@ -22,7 +22,7 @@ from transom.planning.sharding_advice import sharding_advice
 from transom.planning.shrink import shrink, shrink_layout
 from transom.planning.stages import Stage, StageParameters, count_stage_parameters, divide_stages
 from transom.planning.step_time import StageSeconds, StepSeconds, predict_stage_seconds, stage_flops
-from transom.planning.training_bytes import FLOAT32
+from transom.planning.training_bytes import FLOAT32, can_recompute
 from transom.training.activation_bytes import measure_activations
 from transom.training.built_parts import BuiltParts, build_parts
 from transom.training.plan_run import PlanOptions, batch_shape
@@ -254,22 +254,22 @@ class _Costs:
         self._shape, _ = batch_shape(config, training.model_copy(update={"grad_accum_steps": 1}), one_row)
         self.flops = flops_per_token(config, self._shape.source, self._shape.target, self._shape.labeled)
         self._length = 1 if self.flops.unit == "image" else self._shape.target or self._shape.source
-        self._saved = measure_activations(config, self._shape, dtype)
+        self._saved = measure_activations(config, self._shape, dtype, training.recompute)
 
     def of(self, layout: ParallelConfig) -> tuple[list[RankCost], MicroBatches, int]:
         """Return one rank of each stage, the micro-batches, and the tokens or images per step."""
         config, cluster, dtype = self._config, self._options.cluster, self._dtype
         micro, batch = self._batch(layout)
         forward = {part: micro.rows * self._length * flops for part, flops in self.flops.parts.items()}
-        size, ranks = NumberBytes(activation=dtype.itemsize), list[RankCost]()
+        size, ranks, recompute = NumberBytes(activation=dtype.itemsize), list[RankCost](), self._training.recompute
         for stage in divide_stages(config, layout.pipeline):
             parameters = count_stage_parameters(config, layout, stage)
-            collectives = tuple(list_collectives(config, layout, stage, parameters, micro, size))
+            collectives = tuple(list_collectives(config, layout, stage, parameters, micro, size, recompute))
             kept = 0
             if self._saved is not None:
                 kept = rank_activations(config, layout, stage, micro, self._saved, dtype.itemsize)
             memory = count_rank_bytes(config, self._training, layout, stage, parameters, kept)
-            seconds = predict_stage_seconds(stage_flops(config, forward, layout, stage), collectives, layout, cluster)
+            seconds = predict_stage_seconds(stage_flops(config, forward, layout, stage), collectives, layout, cluster, recompute)
             ranks.append(RankCost(stage, parameters, memory, collectives, seconds))
         return ranks, micro, batch
 
@@ -297,6 +297,10 @@ class _Costs:
                 f"tensor = {layout.tensor} leaves a machine of {cluster.devices_per_node} devices: its collectives wait for the slower"
                 " links; keep tensor parallelism within a machine (Narayanan et al. 2021, section 3.2)"
             )
+        if max(rank.memory.total for rank in ranks) > cluster.device_bytes and can_recompute(self._config, self._training):
+            fields = self._training.model_copy(update={"activation_checkpointing": "blocks"})
+            largest = max(rank.memory.total for rank in _Costs(self._config, fields, self._options, self._dtype).of(layout)[0])
+            notes.append(f"with training.activation_checkpointing = 'blocks' a rank needs at most {largest / 2**30:.3g} GiB")
         if seconds.bubble > 0.2:
             notes.append(f"the bubble is {seconds.bubble:.0%} of a step: raise training.grad_accum_steps or lower pipeline")
         if self._saved is None:

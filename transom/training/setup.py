@@ -214,6 +214,7 @@ def _resolve_paths(recipe: Recipe, base: Path) -> Recipe:
 
 _NOT_IN_RUN_ID = {
     "training": {
+        "activation_checkpointing",
         "max_steps",
         "max_minutes",
         "patience",

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from transom.config.architecture import ModelConfig, TransformerConfig
@@ -19,10 +19,12 @@ from transom.config.recurrent import RecurrentConfig
 from transom.config.vision import ImageClassifierConfig
 from transom.data.batch import ContrastiveBatch, ImageBatch, PaddedSequences, TranslationBatch
 from transom.layers.approximations.approximation import Approximation
+from transom.layers.block import Block
 from transom.models.base import Network
 from transom.models.build import build_uninitialized
 from transom.planning.live_memory import SavedBytes, can_follow, follow_memory, without_values
 from transom.planning.training_bytes import StepMemory
+from transom.training.activation_checkpointing import checkpoint_activations
 from transom.training.losses import linear_cross_entropy
 
 MAX_SIMULATED_LAYERS = 3
@@ -52,7 +54,7 @@ class BatchShape:
 
 
 @lru_cache(maxsize=64)
-def simulate_step(config: ModelConfig, shape: BatchShape, dtype: torch.dtype) -> StepMemory | None:
+def simulate_step(config: ModelConfig, shape: BatchShape, dtype: torch.dtype, recompute: bool = False) -> StepMemory | None:
     """Predict the memory of a training step on a CPU, without allocating weights or activations.
 
     The model's own layers and kernels run forward and backward on tensors without values, so every tensor that a real step allocates or
@@ -63,23 +65,27 @@ def simulate_step(config: ModelConfig, shape: BatchShape, dtype: torch.dtype) ->
         config: model configuration with known vocabulary sizes.
         shape: shape of the batch.
         dtype: dtype of the matrix products.
+        recompute: whether blocks compute their activations again in the backward pass.
 
     Returns:
         The memory, or None if this PyTorch lacks tensors without values, and for recurrent networks, whose kernel has a hidden workspace.
     """
-    return _simulate(_static(config), shape, dtype) if can_follow() and not isinstance(config, RecurrentConfig) else None
+    return _simulate(_static(config), shape, dtype, recompute) if can_follow() and not isinstance(config, RecurrentConfig) else None
 
 
-def _simulate(config: ModelConfig, shape: BatchShape, dtype: torch.dtype) -> StepMemory:
+def _simulate(config: ModelConfig, shape: BatchShape, dtype: torch.dtype, recompute: bool = False) -> StepMemory:
     for (small, fewer), (large, more), times in _smaller(config, shape):
-        first, second = _simulate(small, fewer, dtype), _simulate(large, more, dtype)
-        values = [a + times * (b - a) for a, b in zip(astuple(first), astuple(second), strict=True)]
-        return replace(StepMemory(*values), largest=max(first.largest, second.largest) if small != large else values[-1])
+        first, second = _simulate(small, fewer, dtype, recompute), _simulate(large, more, dtype, recompute)
+        found = StepMemory(*(a + times * (b - a) for a, b in zip(astuple(first), astuple(second), strict=True)))
+        largest = max(first.largest, second.largest) if small != large else found.largest
+        return replace(found, largest=largest, peak=max(found.begin, found.end) if found.begin else found.peak)
     with without_values():
         model = build_uninitialized(config).train()
         for module in model.modules():
             if isinstance(module, Approximation):
                 module.supports_packing = False  # packing depends on the data: one sequence per row
+        if recompute:
+            checkpoint_activations(model, preserve_rng_state=False)  # generators have no state without values
         return measure_step(model, build_batch(config, shape), dtype, shape)
 
 
@@ -95,10 +101,21 @@ def measure_step(model: Network, batch: Any, dtype: torch.dtype, shape: BatchSha
     saved = SavedBytes()
     for x in (*model.parameters(), *model.buffers()):
         saved.ignore(x)
+    begins, ends = list[int](), list[int]()
+
+    def watch_input(block: nn.Module, args: tuple[Any, ...]) -> None:
+        """Let the peak so far be taken when the gradient of the block's input is known: the backward pass of the block is over."""
+        if begins:
+            ends.append(live.take_peak())  # of an earlier micro-batch
+        args[0].register_hook(lambda _: begins.append(live.take_peak()))
+
+    for block in [module for module in model.modules() if isinstance(module, Block)][-1:]:
+        block.register_forward_pre_hook(watch_input)
     with follow_memory() as live:
         forward = run_step(model, batch, dtype, shape, saved.pack, lambda: live.current)
     gradients = sum(p.grad.numel() * p.grad.element_size() for p in model.parameters() if p.grad is not None)
-    return StepMemory(saved.total, forward, live.peak, gradients, live.largest)
+    begin, end = (max(begins), max([*ends, live.peak])) if begins else (0, 0)
+    return StepMemory(saved.total, forward, max([begin, live.peak, *ends]), gradients, live.largest, begin, end)
 
 
 def run_step(

@@ -258,7 +258,7 @@ class TrainStep:
         if n_keeping and freed is not None:
             freed.give_back()
         elif n_stuck:
-            raise out_of_memory_error(problem, largest, self.training)
+            raise out_of_memory_error(problem, largest, self.training, self.model.config)
         else:
             self.n_splits *= 2
         return None
@@ -311,7 +311,7 @@ class TrainStep:
             return sums if self.pipeline.module.is_last else (0.0, 0.0)
         for batch in micro_batches:
             mean_loss, micro_loss, micro_nll = self._forward(batch, n_target_tokens)
-            self.scaler.scale(mean_loss).backward()
+            self._backward(mean_loss)
             loss, nll = loss + micro_loss.item(), nll + micro_nll.item()
         for batch in idle:
             with self.autocast():
@@ -329,6 +329,10 @@ class TrainStep:
                 forward = forward._replace(loss_mask=own)
             backward_loss, loss, nll = self.objective.loss(forward)
             return backward_loss / n_target_tokens + sum(each.loss(forward) for each in self.auxiliary), loss, nll
+
+    def _backward(self, mean_loss: Float[Tensor, ""]) -> None:
+        """Add the gradients of a micro-batch's contribution to the mean loss."""
+        self.scaler.scale(mean_loss).backward()
 
     def _update(self, finite: bool, learning_rate: float) -> None:
         """Update the weights if the step is finite. A loss scaler receives non-finite steps too, skips them itself and lowers its scale."""

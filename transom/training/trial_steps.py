@@ -32,6 +32,7 @@ from transom.parallel.processes.collectives import SINGLE_PROCESS, World
 from transom.parallel.processes.local_ranks import RanksFailedError, run_on_ranks
 from transom.planning.layout import describe_rank, format_layout
 from transom.planning.parameters import count_parameters
+from transom.training.activation_checkpointing import checkpoint_activations
 from transom.training.objectives.early_exit import add_early_exit_losses
 from transom.training.objectives.multi_label import BinaryCrossEntropy
 from transom.training.objectives.objective import CrossEntropy, Objective
@@ -150,6 +151,8 @@ def take_steps(
         apply_lora(model, training.adapter)
     world = World(rank, layout.n_processes) if layout.n_processes > 1 else SINGLE_PROCESS
     ranks, optimizer_config = Ranks(world, layout, torch.device("cpu")), training.optimizer
+    if training.recompute:
+        checkpoint_activations(model, layout)
     pipeline = apply_layout(model, ranks)
     optimizer = build_optimizer(model, optimizer_config)
     split_groups_by_mesh(optimizer)

@@ -2,15 +2,14 @@
 
 import torch
 
-from transom.config.model import EncoderConfig, TextClassifierConfig, TextEmbedderConfig
-from transom.config.vision import ConvolutionalNetworkConfig, ImageClassifierConfig, VisionTransformerConfig
+from transom.config.vision import ImageClassifierConfig
 from transom.inspection.doctor.checkup import Checkup, n_rows, random_batch
 from transom.inspection.doctor.finding import Finding
 from transom.inspection.pages.number_format import format_compact
 from transom.models.base import Network
 from transom.models.inputs import TensorBatch
-from transom.planning.flops import count_flops
-from transom.planning.hardware import best_seconds, measure_peak
+from transom.planning.flops import count_flops, list_passes
+from transom.planning.hardware import LOW_UTILIZATION, best_seconds, describe_rate, measure_peak
 from transom.planning.precision import choose_precision, choose_threads
 
 BUDGET = 0.4
@@ -18,9 +17,6 @@ BUDGET = 0.4
 
 IMAGES = 32
 """Images per batch."""
-
-MIN_SHARE = 0.1
-"""Share of the peak below which there is a warning, for models large enough to reach it."""
 
 SMALL = 2e8
 """FLOPs of a batch below which calls of operations, not products, take the time."""
@@ -34,17 +30,8 @@ GAIN = 1.25
 
 def forward_flops(model: Network, batch: TensorBatch) -> int:
     """Count the FLOPs of a forward pass that computes all logits."""
-    c, rows = model.config, n_rows(batch)
     source, target = (0 if text is None else text.tokens.shape[1] for text in (batch.source, batch.decoder_input))
-    if isinstance(c, ConvolutionalNetworkConfig):
-        return count_flops(c, rows, 0, 1).forward
-    if isinstance(c, VisionTransformerConfig):
-        return count_flops(c, rows, c.n_positions, 1).forward
-    if isinstance(c, TextEmbedderConfig):
-        return sum(count_flops(c, rows, length, 0).forward for length in (source, target))
-    if isinstance(c, EncoderConfig):
-        return count_flops(c, rows, source, 1 if isinstance(c, TextClassifierConfig) else source).forward
-    return count_flops(c, rows, source, target).forward
+    return sum(count_flops(model.config, *each).forward for each in list_passes(model.config, n_rows(batch), source, target))
 
 
 def speed(checkup: Checkup) -> Finding:
@@ -59,19 +46,16 @@ def speed(checkup: Checkup) -> Finding:
     rate = flops / seconds
     share, unit = rate / peak[torch.float32], "images" if batch.pixels is not None else "tokens"
     n = rows if batch.pixels is not None else rows * length
-    message = (
-        f"a forward pass reads {format_compact(n / seconds)} {unit}/s in fp32: {rate / 1e9:,.1f} GFLOP/s, {share:.0%} of the"
-        f" {peak[torch.float32] / 1e9:,.0f} that this machine reaches"
-    )
+    message = f"a forward pass reads {format_compact(n / seconds)} {unit}/s in fp32: {describe_rate(rate, peak[torch.float32])}"
     trained = [record["matmul_utilization"] for record in checkup.metrics if record.get("matmul_utilization") is not None]
     if trained:
         message += f"; training used {sorted(trained)[len(trained) // 2]:.0%}"
     advice = "; ".join(_gains(checkup, batch, n / seconds))
     if flops < SMALL:
-        return Finding("ok", message, advice or "a larger batch or model would use the machine better", share, MIN_SHARE)
-    if share >= MIN_SHARE:
-        return Finding("ok", message, advice, share, MIN_SHARE)
-    return Finding("warning", message, advice or "compile the model, or use larger batches", share, MIN_SHARE)
+        return Finding("ok", message, advice or "a larger batch or model would use the machine better", share, LOW_UTILIZATION)
+    if share >= LOW_UTILIZATION:
+        return Finding("ok", message, advice, share, LOW_UTILIZATION)
+    return Finding("warning", message, advice or "compile the model, or use larger batches", share, LOW_UTILIZATION)
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ global shape, while the layers read this rank's part, a plain tensor.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -31,6 +32,9 @@ COLUMNS = {"weight": 0, "bias": 0, "lora_b": 0}
 
 ROWS = {"weight": 1, "lora_a": 1}
 """Axis along which each parameter of a row-parallel linear layer is split; its bias is whole, and the first rank adds it."""
+
+_LENGTH: ContextVar[int] = ContextVar("tensor_parallel_length")
+"""Tokens per row of the present pass through a stack; a block that computes its pass again in the backward pass finds its own."""
 
 
 def apply_tensor_parallel(model: Network, mesh: DeviceMesh) -> None:
@@ -79,7 +83,7 @@ class _SequenceParallel:
 
     def __init__(self, group: ProcessGroup) -> None:
         """Initialize hooks for a stack whose tokens the ranks of ``group`` share."""
-        self._group, self._length = group, 0
+        self._group = group
         self.dropouts: list[_PartialDropout] = []
 
     def split_input(self, stack: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -87,20 +91,20 @@ class _SequenceParallel:
 
         With context parallelism the stream holds a chunk of the tokens, and the context the index of its first one.
         """
-        self._length = args[0].shape[1]
+        _LENGTH.set(args[0].shape[1])
         first = getattr(args[1], "first_token", 0)
-        own_first = first + chunk_range(self._length, self._group.rank(), self._group.size())[0]
+        own_first = first + chunk_range(args[0].shape[1], self._group.rank(), self._group.size())[0]
         for site, split_tokens, before, after in self.dropouts:
             site.offsets = (*before, own_first if split_tokens else first, *after)
         return split_sequence(args[0], 1, self._group), *args[1:]
 
     def gather_output(self, stack: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         """Gather the residual stream."""
-        return gather_sequence(output, self._length, 1, self._group)
+        return gather_sequence(output, _LENGTH.get(), 1, self._group)
 
     def gather_input(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Gather the input of attention or of a feed-forward network: g, whose backward pass is a reduce-scatter."""
-        return gather_sequence(args[0], self._length, 1, self._group), *args[1:]
+        return gather_sequence(args[0], _LENGTH.get(), 1, self._group), *args[1:]
 
     def reduce_scatter_output(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Sum the ranks' terms of the output, and keep this rank's tokens: g-bar, whose backward pass is a gather."""
