@@ -44,7 +44,7 @@ def is_close(found: Tensor, exact: Tensor) -> bool:
     return bool(((found.double() - exact).abs() <= ROUNDING * exact.abs() + 2e-5 * exact.abs().max() + 1e-30).all())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 3), st.integers(1, 40000), st.sampled_from([*CODES]), st.booleans(), st.integers(1, 3))
 def test_activations_of_any_size(seed: int, n: int, activation: Callable[[Tensor], Tensor], gated: bool, threads: int) -> None:
     torch.manual_seed(seed)
@@ -58,7 +58,7 @@ def test_activations_of_any_size(seed: int, n: int, activation: Callable[[Tensor
         assert mine.dtype == torch.bfloat16 and is_close(mine, exact)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 600), st.integers(1, 70), st.booleans(), st.booleans(), st.integers(1, 3))
 def test_norms_of_any_size(rows: int, width: int, centered: bool, has_bias: bool, threads: int) -> None:
     torch.manual_seed(rows)
@@ -75,7 +75,7 @@ def test_norms_of_any_size(rows: int, width: int, centered: bool, has_bias: bool
         assert float((mine.double() - right).norm()) <= (ROUNDING if mine.dtype == torch.bfloat16 else 1e-5) * scale + 1e-5
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 9), st.integers(1, 5), st.integers(0, 3), st.booleans(), st.booleans())
 def test_rotations_of_any_strides(batch: int, heads: int, length: int, pairs: int, more: int, by_token: bool, per_row: bool) -> None:
     torch.manual_seed(length)

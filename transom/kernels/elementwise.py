@@ -127,13 +127,17 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, backward: bool) ->
     return out
 
 
-def _call(name: str, *arguments: Any) -> int:
-    """Call a function of the library with the addresses of tensors; do nothing where planning follows tensors without values."""
+def _call(name: str, *arguments: Any) -> int | None:
+    """Call a function of the library with the addresses of tensors; do nothing where planning follows tensors without values.
+
+    Returns:
+        The status of a function that has one: 0 if it succeeded.
+    """
     if SHAPE_TYPES.get():
-        return 0
+        return None
     library = load_elementwise_library().library
     _set_parallel()
-    status: int = getattr(library, name)(*(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments))
+    status: int | None = getattr(library, name)(*(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments))
     return status
 
 
