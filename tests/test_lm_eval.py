@@ -166,6 +166,7 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
                     assert found == (expected if isinstance(expected, str) else pytest.approx(expected, rel=RELATIVE))
 
 
+@pytest.mark.long
 def test_an_imported_run_gets_the_numbers_of_its_source(llama: Compared, folder: Path) -> None:
     theirs = evaluate("hf", folder, pretrained=str(llama.theirs), dtype="float32", batch_size=2)
     for batch_size in (3, "auto"):

@@ -36,6 +36,7 @@ def test_training_and_test_images_are_disjoint(images: Path, tmp_path: Path) -> 
     assert 2 * N / 30 < len(test) < 2 * N / 4
 
 
+@pytest.mark.long
 def test_one_record_per_seed_is_appended(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["model.image_size=8", "model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=16", "training.max_steps=30"]
     small += ["training.batch_size=32", "training.schedule.warmup_steps=5", "training.validate_every=15", "training.checkpoint_every=15"]

@@ -166,6 +166,7 @@ def test_a_damaged_file_leaves_later_lines_answered(transom: Call, seeing: Path,
         assert first.startswith(f"error: {files[0]}: ") and "found 1 of 2 that cannot: the others are answered" in last
 
 
+@pytest.mark.long
 def test_a_damaged_file_at_the_prompt_ends_nothing(seeing: Path, broken: Path) -> None:
     with pexpect.spawn(sys.executable, ["-m", "transom", "classify", str(seeing)], encoding="utf-8", timeout=120) as terminal:
         terminal.setwinsize(24, 300)

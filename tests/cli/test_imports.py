@@ -71,6 +71,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "number", "code"),
     [

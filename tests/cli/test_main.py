@@ -45,6 +45,7 @@ def test_help_takes_less_than_half_a_second(command: str) -> None:
     assert any(_seconds(*words) < max(0.5, 2 * _seconds_of_imports()) for _ in range(5)), "0.5 s, or twice the libraries on a slow machine"
 
 
+@pytest.mark.long
 def test_a_sentence_is_translated_in_less_than_three_seconds(trained: Trained) -> None:
     assert _least_seconds("translate", str(trained.folder), "ab ba") < 3.0
 

@@ -28,7 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("folder", every(7, FOLDERS), ids=lambda folder: folder.case)
+@pytest.mark.parametrize("folder", every(14, FOLDERS), ids=lambda folder: folder.case)
 def test_a_folder_is_imported_used_and_exported(folder: PublishedFolder, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder.save(here / "theirs")
     assert main(["import", "theirs", "run"]) == 0, capsys.readouterr().err
@@ -46,6 +46,7 @@ def test_a_folder_is_imported_used_and_exported(folder: PublishedFolder, here: P
     assert getattr(transformers, architecture).from_pretrained("exported") is not None
 
 
+@pytest.mark.long
 def test_a_marian_folder_is_imported_used_and_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its two SentencePiece models number the same pieces; the export needs no SentencePiece, encodes the source and decodes the target."""
     expected = save_marian(here / "theirs")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.checkpoints.checking import names
 
 ROOT, GOLDEN = Path(__file__).parents[2], Path(__file__).parents[1] / "checkpoints" / "golden" / "format-1"
@@ -37,6 +39,7 @@ print(codes)
 """
 
 
+@pytest.mark.long
 def test_without_them_all_but_training_works(tmp_path: Path) -> None:
     run = shutil.copytree(GOLDEN, tmp_path / "run")
     text = str(json.loads(GOLDEN.with_suffix(".json").read_text())["source"])

@@ -31,6 +31,7 @@ RECIPES = {
 """A layout of 64 processes for recipes of each family."""
 
 
+@pytest.mark.long
 def test_four_processes_take_the_steps_of_one() -> None:
     trial = try_steps(TINY, TRAINING, SHARDED)
     assert trial.difference <= 1e-10 and len(trial.steps) == len(trial.expected) == 2
