@@ -127,3 +127,12 @@ def assert_equal_records(alone: list[dict[str, Any]], together: list[dict[str, A
                 assert several[name] == pytest.approx(one[name], rel=2e-3, abs=1e-6), name
             else:
                 assert several[name] == one[name], name
+
+
+@pytest.mark.long
+def test_another_layout_follows_in_the_same_process(tmp_path: Path) -> None:
+    """The tensor axes of both have equal ranks, and process groups of other names."""
+    fields: dict[str, Any] = EXACT | {"max_steps": 2, "validate_every": 2, "checkpoint_every": 2, "model": MODEL}
+    fields |= {"average": {"kind": "checkpoints", "n_checkpoints": 1}}
+    for layout in ({"tensor": 2, "context": 2}, {"shard": 2, "tensor": 2}):
+        sit(tmp_path / by_name(layout), **fields, parallel=layout)

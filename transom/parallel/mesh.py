@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable
 from functools import cached_property
+from importlib import import_module
 
 import torch
 from torch import distributed
@@ -17,8 +18,11 @@ BATCH_AXES = ("data", "shard", "expert")
 def build_mesh(layout: ParallelConfig, device: torch.device) -> DeviceMesh:
     """Build the mesh of the running process group, with the axes of ``layout``; axes of size 1 are included.
 
-    All ranks of the process group must call this function at the same point.
+    All ranks of the process group must call this function at the same point. Meshes of one shape are equal for PyTorch's caches of how
+    operations split tensors, whatever their groups, so that these caches would return a mesh of an earlier run in the same process.
     """
+    clear_caches = getattr(import_module("torch.distributed.tensor.debug"), "_clear_sharding_prop_cache", lambda: None)  # private
+    clear_caches()
     return init_device_mesh(device.type, layout.sizes, mesh_dim_names=layout.AXES)
 
 
