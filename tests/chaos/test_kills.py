@@ -50,7 +50,7 @@ def alone_under_torchrun(path: Path, out: Path, n: int) -> float:
     return time.monotonic() - begun
 
 
-@pytest.mark.long
+@pytest.mark.chaos
 def test_torchrun_restarts_a_killed_rank_and_nothing_changes(tmp_path: Path) -> None:
     path = recipe(tmp_path, 42, 2)
     seconds = alone_under_torchrun(path, tmp_path / "alone", 2)

@@ -255,7 +255,7 @@ def test_a_worker_that_finds_another_plugin_ends_the_run(tmp_path: Path) -> None
     assert "the plugin has changed" in refused(transom_outside(tmp_path, *command))
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_help_and_modules_know_what_a_named_plugin_registers(tmp_path: Path) -> None:
     """A module is named by its dotted name, and an installed package's plugin by that of its entry point."""
     (tmp_path / "mine").mkdir()

@@ -353,7 +353,7 @@ SHARED = ("stem", "position", "pooling", "distillation")
 """Fields that transformers of spectrograms share with those of images."""
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_the_families_of_every_row_are_those_that_have_it() -> None:
     """No row is left that no model has, and no family that a row does not name."""
     met = dict[tuple[str, str], set[str]]()
