@@ -81,9 +81,7 @@ demo: $(VENV)/core.stamp
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python tests/prose.py
-	$(BIN)/python tests/size.py
+	@$(BIN)/mypy & types=$$!; $(BIN)/python tests/prose.py && $(BIN)/python tests/size.py; others=$$?; wait $$types && exit $$others
 
 test: check
 	$(TEST) $(SESSION) $(COMPUTING)

@@ -94,7 +94,7 @@ def test_seeds_give_mean_and_spread_in_one_table(trained: Trained, transom: Call
 @pytest.mark.parametrize(
     ("number", "code", "processes"),
     [
-        (signal.SIGINT, 130, 1),
+        pytest.param(signal.SIGINT, 130, 1, marks=pytest.mark.long),
         pytest.param(signal.SIGTERM, 143, 1, marks=pytest.mark.long),
         pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.long),
     ],

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch.profiler import profile
 
-from tests.tiers import every
+from tests.tiers import every, tiers
 from tests.training.test_activation_checkpointing import CASES, DECODER, SEQ2SEQ, SGD, TRAINING, batch_of
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.model import AnyModel
@@ -104,7 +104,7 @@ def times_of(train_step: TrainStep, parts: list[Any]) -> tuple[StepTimes, float]
     return times, whole.cpu_time_total * 1e-6
 
 
-@pytest.mark.parametrize("name", every(4, CASES))
+@pytest.mark.parametrize("name", every(8, CASES))
 def test_parts_and_components_add_up_in_every_family(name: str) -> None:
     fields = CASES[name]
     train_step = step_of(fields)
@@ -120,7 +120,7 @@ def test_parts_and_components_add_up_in_every_family(name: str) -> None:
     assert "logit_factors" not in vars(train_step.model) and "_forward" not in vars(train_step)
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("checkpointed", tiers([False, True], long=[False, True]))
 def test_a_known_cost_is_attributed_to_its_module(checkpointed: bool) -> None:
     """Without operations of its own, in the forward pass; by a node of autograd, in the backward pass."""
     train_step = step_of(DECODER, checkpointed)
