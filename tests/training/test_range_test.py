@@ -1,6 +1,7 @@
 """The range test reads the steepest descent and the minimum from losses that are given by a formula."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -65,7 +66,7 @@ def test_the_test_stops_at_a_loss_that_is_not_finite() -> None:
 
 
 @pytest.mark.parametrize("loss", [lambda rate: 3.0, lambda rate: 1 + rate, lambda rate: math.inf, lambda rate: 2 + math.sin(1e9 * rate)])
-def test_a_loss_that_falls_at_no_rate_is_an_error(loss) -> None:  # type: ignore[no-untyped-def]
+def test_a_loss_that_falls_at_no_rate_is_an_error(loss: Callable[[float], float]) -> None:
     with pytest.raises(ConfigError, match=r"--from: expected learning rates from 1e-06 to 1 at which the loss falls, found"):
         run_range_test(loss, RATES)
 

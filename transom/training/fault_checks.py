@@ -31,7 +31,7 @@ class FaultChecks:
         """Check in one of ``every`` steps; in none if ``every`` is 0 or the run has one process. ``tied`` is as for ``Replicas``."""
         self.model, self.optimizer, self.ranks = model, optimizer, ranks
         self._every = every if ranks.world.size > 1 else 0
-        self._replicas = Replicas(model, ranks, tied)
+        self._replicas = Replicas(model, ranks, tied) if self._every else None  # its process groups are not needed otherwise
 
     def is_due(self, n_steps: int) -> bool:
         """Return whether digests are compared in the step after ``n_steps`` steps."""
@@ -56,7 +56,7 @@ class FaultChecks:
         Raises:
             ReplicaError: they differ.
         """
-        if not self._every:
+        if self._replicas is None:
             return
         self._replicas.compare(self._state(), step)
         if repeat is not None:

@@ -56,7 +56,7 @@ N_OPERATORS = 10
 """Operators that are listed."""
 
 MAX_WAITING, MAX_OPTIMIZER = 0.05, 0.15
-"""Shares of a step above which waiting for data, and the optimizer, get an advice."""
+"""Shares of a step above which a sentence of advice is printed on waiting for data and on the optimizer."""
 
 WAITING, REST = "waiting for data", "the rest"
 
