@@ -89,6 +89,7 @@ def test_selection_and_pipelines() -> None:
     assert pipeline.score(TEXTS, LABELS) > 0.9
 
 
+@pytest.mark.long
 def test_an_embedder_trains_or_takes_a_run(classifier: TextClassifier, tmp_path: Path) -> None:
     trained = TextEmbedder(set=SHORT, out=tmp_path / "run").fit(TEXTS)
     vectors = trained.transform(TEXTS)

@@ -14,7 +14,7 @@ from tests.bad_input.case import Accepted, Case, Draw, Place, Refused
 from tests.bad_input.catalogue import AREAS, seeded
 from tests.bad_input.harness import CPU_SECONDS, LINE, MEMORY, Ended, faults_of
 
-CHUNK, FIRST_TIER = 10, 10
+CHUNK, FIRST_TIER = 10, 4
 SEEDS = [
     seed for seed in range(len(AREAS) * max(map(len, AREAS.values()))) if seed // len(AREAS) < len([*AREAS.values()][seed % len(AREAS)])
 ]

@@ -52,6 +52,7 @@ def test_shakespeare_is_scored_on_its_last_tenth(
     assert f"loss {records[0]['loss']:.4f}, {records[1]['loss']:.4f}; mean" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_stopped_run_is_not_scored_and_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, n in (("train", 200), ("dev", 50)):
         write(tmp_path / f"{name}.tsv", n, 1)

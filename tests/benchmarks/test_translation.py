@@ -42,6 +42,7 @@ def test_models_have_equal_size() -> None:
     assert count(torch_transformer.Model(TINY)) == own + 2 * 2 * TINY.config.d_model  # its two final norms
 
 
+@pytest.mark.long
 def test_all_systems_generate_equally_many_tokens() -> None:
     few = tasks(TINY, rows=3)
     systems = [ours.translators(few, threads=2), ct2.translators(few, threads=2), marian.translators(few)]

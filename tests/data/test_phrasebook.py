@@ -146,6 +146,7 @@ def test_sentences_are_short_and_well_written() -> None:
             assert not MISWRITTEN.search(target), target
 
 
+@pytest.mark.long
 def test_the_pairs_are_a_function_of_the_config_and_more_of_one_part_change_no_other() -> None:
     small = generate_phrasebook(PhrasebookConfig(n_train=500, n_valid=20, n_test=40))
     train, valid, test = parts()

@@ -165,7 +165,8 @@ def check(layout: dict[str, int], cases: list[dict[str, Any]], idle: bool = Fals
 @pytest.mark.parametrize(
     ("layout", "cases"),
     [
-        ({"expert": 2}, [mixed(DECODER, **LOSS), mixed(TRANSLATOR, **BIAS, n_shared_experts=1), mixed(IMAGES, **LOSS, **ONE)]),
+        ({"expert": 2}, [mixed(TRANSLATOR, **BIAS, n_shared_experts=1)]),
+        long({"expert": 2}, [mixed(DECODER, **LOSS), mixed(IMAGES, **LOSS, **ONE)]),
         long({"expert": 3}, [mixed(DECODER, 6, **BIAS, **ONE), mixed(TRANSLATOR, 3, **LOSS), mixed(IMAGES, 3, load_balancing="none")]),
         long({"expert": 4}, [mixed(DECODER, **BIAS, expert={"kind": "relu", "bias": True})]),
         long({"data": 2, "expert": 2}, [mixed(DECODER, **LOSS, n_shared_experts=2), mixed(IMAGES, **BIAS)]),

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from tests.tiers import every
 from tests.training.test_keyed_dropout import DECODER, ENCODER, MODELS, MOE, SEQ2SEQ, SGD, N, batch, drawn
 from tests.training.test_train_loop import recipe, sit
 from transom.checkpoints.run_files import RECIPE, WEIGHTS
@@ -97,7 +98,7 @@ def check_the_same(fields: dict[str, Any], **options: Any) -> None:
     assert weights.keys() == own.keys() and all(torch.equal(weights[name], x) for name, x in own.items())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(2, CASES))
 def test_steps_are_the_same_bit_for_bit(name: str) -> None:
     check_the_same(CASES[name])
 
@@ -154,7 +155,7 @@ def measured(config: ModelConfig, shape: BatchShape) -> StepMemory:
     return measure_step(model, build_batch(config, shape), torch.float32, shape)
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", every(2, [1, 3]))
 def test_a_step_needs_what_is_predicted(n: int) -> None:
     shape = replace(SHAPE, n_micro_batches=n)
     found, without = simulate_step(CONFIG, shape, torch.float32, recompute=True), simulate_step(CONFIG, shape, torch.float32)

@@ -34,7 +34,8 @@ def format_value(value: Tensor, printed: Sequence[Any], more: int = 0) -> str:
     '0.841, 2'
     """
     if isinstance(printed, str):
-        number, places = float(value), len(printed.partition(".")[2])
+        # Rounded first, so that a number halfway between two decimals has the same digits on every processor.
+        number, places = round(float(value), 12), len(printed.partition(".")[2])
         text = f"{number:.0f}" if not places and abs(number - round(number)) < 1e-9 else f"{number:.{places + more}f}"
         return text if float(text) else text.removeprefix("-")
     parts = (format_value(each, below, more) for each, below in zip(value, printed, strict=True))
