@@ -19,13 +19,12 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_IN
 TEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 SESSION := -n $(JOBS) --dist worksteal
 # Where kernels meet layers and models, tests run with shapes checked at each call, which takes half as long again. The others have that
-# in `make ci`, in the session without the kernels: all rooms in which layers compute. Commands, the server, the lab, benchmarks and ranks
-# compose them, in processes of their own, checkpoints and the exchange convert and store weights, and planning counts them.
+# in `make ci`, in the session without the kernels: all rooms in which layers compute. Commands compose them, in processes of their own,
+# benchmarks and ranks too, checkpoints and the exchange convert and store weights, and planning counts them.
 COMPUTING := $(addprefix tests/,agreement kernels layers models) transom
 OTHERS := $(addprefix tests/,bad_input benchmarks chaos checkpoints cli config data decoding docs exchange files inspection lab parallel planning serving \
 	tasks training) $(wildcard tests/test_*.py)
-WITHOUT_LAYERS := $(addprefix tests/,bad_input benchmarks chaos checkpoints cli config data docs exchange files lab parallel planning \
-	serving)
+WITHOUT_LAYERS := $(addprefix tests/,bad_input benchmarks chaos checkpoints cli config docs exchange files parallel planning)
 BY_REFERENCE := $(filter-out transom $(WITHOUT_LAYERS) %.py,$(COMPUTING) $(OTHERS))
 FIRST_TIER := "not long and not soak and not compile and not chaos"
 PLAIN := -o addopts="--strict-markers --strict-config --import-mode=importlib"

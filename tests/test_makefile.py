@@ -55,7 +55,7 @@ def test_every_test_is_in_the_first_tier_and_checks_shapes_in_ci() -> None:
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").glob("test_*.py")}
     assert {word for word in computing + others if word.startswith("tests/")} == rooms | files
     assert "transom" in computing, "the doctests"
-    composing = {"bad_input", "benchmarks", "chaos", "checkpoints", "cli", "config", "docs", "exchange", "files", "parallel"}
+    composing = {"bad_input", "benchmarks", "chaos", "checkpoints", "cli", "config", "docs", "exchange", "files", "parallel", "planning"}
     assert {word for word in computing + reference if word.startswith("tests/")} == rooms - {f"tests/{room}" for room in composing}
     checked = {path.relative_to(ROOT).parts[1] for path in (ROOT / "transom").rglob("*.py") if "from jaxtyping" in path.read_text("utf-8")}
     assert "layers" in checked and checked & composing == {"parallel"}, "ranks are processes of their own, which check no shapes"
