@@ -1,11 +1,12 @@
 """Measure decoders, encoders and ViT beside the transformers library's models of the same shape: training and inference speed.
 
-    python -m benchmarks.families [--only gpt2 llama bert vit] [--no-compile] [--quick] [--rounds N] [--out FILE]
+    python -m benchmarks.families [--only gpt2 gpt-384 llama bert vit] [--no-compile] [--quick] [--rounds N] [--out FILE]
 
 A training step is forward, backward, gradient clipping and fused Adam. Decoders then continue prompts greedily; encoders and ViT encode a
 batch. The systems are timed in turn in one run. transom runs in the precision that it chooses itself. The transformers library runs in
-float32, in bfloat16 and, if there is a C++ compiler, in bfloat16 with `torch.compile`, except for generation, where a growing cache would
-be recompiled. Weights and inputs are random, because the time does not depend on them.
+float32, on CPUs with bfloat16 instructions also in bfloat16, and in both with `torch.compile` if there is a C++ compiler, except for
+generation, where a growing cache would be recompiled. The shape gpt-384 is also trained by x-transformers and, where it is installed, by
+litgpt (`benchmarks/peers/gpt.py`). Weights and inputs are random, because the time does not depend on them.
 """
 
 import argparse
@@ -33,7 +34,8 @@ from transom.config.training import TrainingConfig
 from transom.data.batch import Batch, ImageBatch, LabeledTextBatch, LanguageBatch, PaddedSequences
 from transom.models.base import Network
 from transom.models.build import build_model
-from transom.planning.hardware import measure_peak
+from transom.planning.flops import Flops, count_flops
+from transom.planning.hardware import PeakRates, measure_peak
 from transom.planning.precision import choose_precision, choose_threads
 
 CLASSES = ("a", "b", "c", "d")
@@ -54,6 +56,7 @@ class Family:
         prompts: (rows, tokens) of the prompts that a decoder continues.
         new: tokens to generate per prompt.
         training: optimizer and loss settings.
+        has_more_peers: the libraries of ``benchmarks/peers/gpt.py`` train it too.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Family:
     prompts: tuple[tuple[int, int], ...] = ()
     new: int = 64
     training: TrainingConfig = field(default=TRAINING.model_copy(update={"label_smoothing": 0.0}))
+    has_more_peers: bool = False
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -73,6 +77,12 @@ class Family:
             del fields["tie_embeddings"]  # a classifier outputs classes, not tokens
         config: ModelConfig = TypeAdapter(AnyModel).validate_python(fields)
         return config
+
+    @property
+    def flops(self) -> Flops:
+        """FLOPs of the forward pass over the batch, which computes the logits of all tokens or of one class."""
+        source, target = (0, self.length) if self.prompts else (self.length, 1)
+        return count_flops(self.config, self.rows, source, target)
 
 
 _SIZE = {"d_model": 512, "n_layers": 6, "n_heads": 8, "d_ff": 2048, "dropout": 0.1}
@@ -86,9 +96,13 @@ def families(quick: bool) -> list[Family]:
     rows, length, new = (2, 8, 4) if quick else (16, 256, 64)
     prompts = ((2, 6),) if quick else ((1, 32), (16, 32))
     encoder = {"kind": "text-classifier", "classes": CLASSES, "attention_dropout": 0.0}
+    small = {"vocab_size": 65, "max_seq_len": 48 if quick else 256, "dropout": 0.0} | (
+        {} if quick else {"d_model": 384, "n_heads": 6, "d_ff": 1536}
+    )
     image = {"image_size": 32, "patch_size": 4, "classes": CLASSES}
     return [
         Family("gpt2", "gpt2", size | text | {"attention_dropout": 0.0}, rows, length, prompts, new),
+        Family("gpt-384", "gpt2", size | small | {"attention_dropout": 0.0}, rows, length, prompts, new, has_more_peers=True),
         Family("llama", "llama-7b", size | text | {"n_kv_heads": 2 if quick else 4, "dropout": 0.0}, rows, length, prompts, new),
         Family("bert", "bert-base", size | text | encoder, 4 * rows, length // 4),
         Family("vit", "vit-base-16", size | image, 4 * rows, 65),
@@ -167,7 +181,7 @@ def _forward_transom(model: Network, batch: Batch) -> float:
 
 def transformers_workloads(family: Family, compiled: bool) -> Workloads:
     """Return the transformers library's workloads."""
-    from benchmarks.peers.training import build_training_steps
+    from benchmarks.peers.training import build_training_steps, list_modes
 
     torch.manual_seed(1)
     model, batch = build_transformers_model(family), build_batch(family)
@@ -178,9 +192,9 @@ def transformers_workloads(family: Family, compiled: bool) -> Workloads:
         return logits if logits.dim() == 3 else logits[:, None]
 
     inference_model = copy.deepcopy(model).eval().requires_grad_(False)
-    models = {"bf16": copy.deepcopy(inference_model).bfloat16(), "fp32": inference_model}
+    models = {mode: copy.deepcopy(inference_model).to(dtype) for mode, dtype in list_modes(compiled=False).items()}
     targets = labels if labels.dim() == 2 else labels[:, None]
-    training_steps = build_training_steps(model.train(), logits, targets, compiled)
+    training_steps = build_training_steps(model.train(), logits, targets, compiled, family.training)
     workloads: Workloads = {("training", mode): step for mode, step in training_steps.items()}
     for rows, length in family.prompts:
         prompt = random_tokens(rows, length, family.config.vocab_size, 3)
@@ -188,8 +202,9 @@ def transformers_workloads(family: Family, compiled: bool) -> Workloads:
             workloads[f"generation, batch {rows}", mode] = partial(_generate_transformers, each, prompt, family.new)
     if not family.prompts:
         workloads |= {("encoding", mode): partial(_forward_transformers, each, inputs) for mode, each in models.items()}
-        if "bf16 compiled" in training_steps:
-            workloads["encoding", "bf16 compiled"] = partial(_forward_transformers, torch.compile(models["bf16"]), inputs)
+        for mode, each in models.items():
+            if f"{mode} compiled" in training_steps:
+                workloads["encoding", f"{mode} compiled"] = partial(_forward_transformers, torch.compile(each), inputs)
     return workloads
 
 
@@ -236,7 +251,7 @@ def build_transformers_model(family: Family) -> nn.Module:
     sizes = {"hidden_size": c.d_model, "num_hidden_layers": c.n_layers, "num_attention_heads": c.n_heads, "intermediate_size": c.d_ff}
     encoder_dropout = {"hidden_dropout_prob": c.dropout, "attention_probs_dropout_prob": 0.0, "attn_implementation": "sdpa"}
     match family.name:
-        case "gpt2":
+        case "gpt2" | "gpt-384":
             return GPT2LMHeadModel(GPT2Config(
                 vocab_size=c.vocab_size, n_positions=c.max_seq_len, n_embd=c.d_model, n_layer=c.n_layers, n_head=c.n_heads, n_inner=c.d_ff,
                 resid_pdrop=c.dropout, embd_pdrop=c.dropout, attn_pdrop=0.0, bos_token_id=1, eos_token_id=1, attn_implementation="sdpa",
@@ -256,12 +271,16 @@ def build_transformers_model(family: Family) -> nn.Module:
             ))  # fmt: skip
 
 
-def family_tables(family: Family, rounds: int, threads: int, compiled: bool) -> dict[str, list[Row]]:
+def family_tables(family: Family, rounds: int, threads: int, compiled: bool, peak: PeakRates) -> dict[str, list[Row]]:
     """Time the workloads of both systems in tokens or patches per second; generation counts only the new tokens."""
     systems = {
         "transom": ("benchmarks.families", "transom_workloads", family),
         "transformers": ("benchmarks.families", "transformers_workloads", family, compiled),
     }
+    if family.has_more_peers:
+        from benchmarks.peers import gpt
+
+        systems |= {name: ("benchmarks.peers.gpt", "workloads", name, family, compiled) for name in gpt.installed()}
     tables = {}
     new_tokens = {f"generation, batch {rows}": rows * family.new for rows, _ in family.prompts}
     with start_workers(systems, threads) as timed_calls:
@@ -269,9 +288,21 @@ def family_tables(family: Family, rounds: int, threads: int, compiled: bool) -> 
             calls = {(system, mode): seconds_of(call) for (system, (each, mode)), call in timed_calls.items() if each == name}
             quartiles_of = time_interleaved(calls, rounds)
             tokens = new_tokens.get(name, family.rows * family.length)
-            rows = [row(system, mode, tokens, quartiles) for (system, mode), quartiles in quartiles_of.items()]
+            rows = [
+                row(system, mode, tokens, quartiles) | utilization(family, name, mode, quartiles.median, peak)
+                for (system, mode), quartiles in quartiles_of.items()
+            ]
             tables[name] = print_table(f"{family.name}: {name}", with_ratios(rows))
     return tables
+
+
+def utilization(family: Family, workload: str, mode: str, seconds: float, peak: PeakRates) -> Row:
+    """Return the FLOP/s of a step or an encoding as a fraction of the peak rate in its dtype; nothing for generation."""
+    if workload not in ("training", "encoding"):
+        return {}
+    flops = family.flops.training if workload == "training" else family.flops.forward
+    dtype = torch.float32 if mode.startswith("fp32") else torch.bfloat16
+    return {"matmul_utilization": round(flops / seconds / peak.flops[dtype], 3)}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -279,11 +310,12 @@ def main(arguments: list[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
     threads = choose_threads().count
     torch.set_num_threads(threads)
-    environment = describe_environment(" ".join(["python -m benchmarks.families", *(arguments or sys.argv[1:])]), threads, measure_peak())
+    peak = measure_peak()
+    environment = describe_environment(" ".join(["python -m benchmarks.families", *(arguments or sys.argv[1:])]), threads, peak)
     print(json.dumps(environment, indent=1))
     chosen = [family for family in families(args.quick) if family.name in (args.only or FAMILIES)]
     result: dict[str, Any] = {"facts": environment}
-    result["families"] = {family.name: family_tables(family, args.rounds, threads, not args.no_compile) for family in chosen}
+    result["families"] = {family.name: family_tables(family, args.rounds, threads, not args.no_compile, peak) for family in chosen}
     result["load_after"] = round(os.getloadavg()[0], 2)
     write_result(args.out, result)
 

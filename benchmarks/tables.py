@@ -12,9 +12,12 @@ from transom.inspection.pages.line_chart import Line, chart_svg_file, line_chart
 FOLDER = Path(__file__).parent
 BENCHMARKS_README, README, EXPECTATIONS_PAGE = FOLDER / "README.md", FOLDER.parent / "README.md", FOLDER.parent / "docs" / "expectations.md"
 EXPECTATIONS = FOLDER / "results" / "expectations.json"
-TRANSLATION, FAMILIES, LAYOUTS, PATTERNS, COMPONENTS = (
-    FOLDER / "results" / f"{name}.json" for name in ("translation", "families", "layouts", "patterns", "components")
+TRANSLATION, LAYOUTS, PATTERNS, COMPONENTS = (
+    FOLDER / "results" / f"{name}.json" for name in ("translation", "layouts", "patterns", "components")
 )
+FAMILIES, BUDGETS = (sorted((FOLDER / "results").glob(f"{name}-*.json")) for name in ("families", "step_budget"))
+"""Results of one benchmark on different kinds of processors, such as families-avx512.json."""
+
 MULTI30K = {language: FOLDER / "results" / f"multi30k-{language}.json" for language in ("de", "fr")}
 BEGIN, END = "<!-- results: written by python -m benchmarks.tables -->\n", "<!-- end of results -->\n"
 NO_RESULTS = "No results yet.\n"
@@ -192,7 +195,27 @@ def family_tables(result: dict[str, Any]) -> str:
         f" torch {facts['versions']['torch']}, transformers {facts['versions']['transformers']}; `{facts['command']}`."
     )
     tables = [(f"{family}, {name}", rows) for family, workloads in result["families"].items() for name, rows in workloads.items()]
-    return "\n".join([f"### Other model families\n\n{caption}\n", *(f"#### {title}\n\n{_markdown_table(rows)}" for title, rows in tables)])
+    instructions = facts["processor"].split(": ")[1]
+    return "\n".join(
+        [
+            f"### Other model families: {instructions}\n\n{caption}\n",
+            *(f"#### {title}\n\n{_markdown_table(rows)}" for title, rows in tables),
+        ]
+    )
+
+
+def budget_tables(result: dict[str, Any]) -> str:
+    """Return the tables of where a training step spends its time, one per family."""
+    facts = result["facts"]
+    peak = ", ".join(f"{name} {rate:,} GFLOP/s" for name, rate in facts["matmul_gflops"].items())
+    caption = (
+        f"{facts['date']}; {facts['processor']}; {facts['threads']} threads per system, load average {facts['load_before']} before the run;"
+        f" torch {facts['versions']['torch']}, transformers {facts['versions']['transformers']}; `{facts['command']}`."
+        f" Measured peak: {peak}; memory bandwidth (read) {facts['read_gbytes']} GB/s."
+    )
+    instructions = facts["processor"].split(": ")[1]
+    tables = (f"#### {family}\n\n{_markdown_table(rows)}" for family, rows in result["families"].items())
+    return "\n".join([f"### Where a training step spends its time: {instructions}\n\n{caption}\n", *tables])
 
 
 TASKS = {
@@ -274,7 +297,8 @@ def render_results() -> str:
     sections: list[tuple[Path, Callable[[Any], str]]] = [
         (TRANSLATION, translation_tables),
         *((path, partial(multi30k_table, language)) for language, path in MULTI30K.items()),
-        (FAMILIES, family_tables),
+        *((path, family_tables) for path in FAMILIES),
+        *((path, budget_tables) for path in BUDGETS),
         (LAYOUTS, layout_tables),
         (PATTERNS, pattern_tables),
         (COMPONENTS, component_tables),

@@ -22,8 +22,8 @@ def test_each_layer_of_a_run_is_listed_with_its_path(transom: Call, trained: Tra
     instruction_tuned, learning = transom(*asked).json, transom(*asked, "--training").json
     paths = [{(each["layer"], each["operation"]): each["path"] for each in found} for found in (instruction_tuned, learning)]
     assert [found["decoder.blocks.0.attn", "attention"] for found in paths] == ["fused", "short"]
-    assert ("decoder.blocks.0", "dropout_add") not in paths[0]
-    assert any(operation == "dropout_add" for _, operation in paths[1])
+    assert ("decoder.blocks.0", "keyed_dropout") not in paths[0]
+    assert any(operation == "keyed_dropout" for _, operation in paths[1])
     assert paths[0]["decoder", "decoder_step"] == "reference"  # of heads that are too narrow
     assert {name: list(rows) for name, rows in KERNEL_TABLE.items()} == before and kernels_of("relu")
     lines = transom("kernels", trained.folder).out.splitlines()

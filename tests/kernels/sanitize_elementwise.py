@@ -4,6 +4,7 @@ python -m tests.kernels.sanitize_elementwise LIBRARY
 """
 
 import ctypes
+import itertools
 import sys
 
 import torch
@@ -11,27 +12,35 @@ from torch import Tensor
 
 from transom.kernels import elementwise
 from transom.kernels.native_library import ELEMENTWISE_FUNCTIONS, NativeLibrary, declare_functions
+from transom.layers.dropout import KeyedMasks
 
 
 def run(library: ctypes.CDLL) -> int:
     """Compute every operation; return how many results there were."""
     elementwise.load_elementwise_library = lambda: NativeLibrary(library, "under a sanitizer")  # type: ignore[assignment]
     n_results = 0
-    for threads in (1, 3):
+    shapes = ((1, 1), (3, 17), (65, 33), (700, 50))
+    for threads, dtype, shape in itertools.product((1, 3), (torch.bfloat16, torch.float32), shapes):
         torch.set_num_threads(threads)
-        for shape in ((1, 1), (3, 17), (65, 33), (700, 50)):
-            x, up = (torch.randn(shape).bfloat16().requires_grad_() for _ in range(2))
-            weight, bias = (torch.randn(shape[-1]).requires_grad_() for _ in range(2))
-            found: list[Tensor] = [elementwise.layer_norm(x, weight, bias, 1e-5), elementwise.layer_norm(x, weight, None, 1e-5)]
-            found.append(elementwise.rms_norm(x, weight, 1e-5))
-            for activation in elementwise.CODES:
-                found += [elementwise.activate(x, up, activation), elementwise.activate(x, None, activation)]
-            angles = torch.randn(1, 1, shape[0], shape[1] // 2)
-            heads = x.view(1, shape[0], 1, shape[1]).transpose(1, 2)
-            found.append(elementwise.rotate(heads, angles.cos(), angles.sin()))
-            sum(each.float().sum() for each in found).backward()  # type: ignore[union-attr]
-            assert all(each.isfinite().all() for each in (*found, x.grad, up.grad, weight.grad, bias.grad) if each is not None)
-            n_results += len(found)
+        x, up = (torch.randn(shape).to(dtype).requires_grad_() for _ in range(2))
+        weight, bias = (torch.randn(shape[-1]).requires_grad_() for _ in range(2))
+        found: list[Tensor] = [elementwise.layer_norm(x, weight, bias, 1e-5), elementwise.layer_norm(x, weight, None, 1e-5)]
+        found.append(elementwise.rms_norm(x, weight, 1e-5))
+        for activation in elementwise.CODES:
+            found += [elementwise.activate(x, up, activation), elementwise.activate(x, None, activation)]
+        angles = torch.randn(1, 1, shape[0], shape[1] // 2)
+        heads = x.view(1, shape[0], 1, shape[1]).transpose(1, 2)
+        found.append(elementwise.rotate(heads, angles.cos(), angles.sin()))
+        masks = KeyedMasks(torch.randint(2**62, (shape[0],)), (3,))
+        found += [elementwise.drop_keyed(x, up, masks, 0.5), elementwise.drop_keyed(x, None, masks, 1e-3)]
+        sum(each.float().sum() for each in found).backward()  # type: ignore[union-attr]
+        assert all(each.isfinite().all() for each in (*found, x.grad, up.grad, weight.grad, bias.grad) if each is not None)
+        n_results += len(found)
+        p = torch.randn(1, 2, *shape).to(dtype)
+        for mask in (None, torch.ones(shape, dtype=torch.bool).tril()[None, None], torch.zeros(1, 1, 1, shape[1], dtype=torch.bool)):
+            elementwise.softmax_(p, mask)
+            elementwise.softmax_backward_(p, torch.randn_like(p))
+            n_results += 2
     return n_results
 
 

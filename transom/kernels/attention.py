@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from transom.kernels import elementwise
 from transom.kernels.second_order import differentiable_gradients, needs_double_backward
 from transom.layers.attention import DEFAULT_ARGS, AttentionArgs, explicit_attention, repeat_kv
 from transom.layers.dropout import KeyedMasks, draw_dropout_mask, round_probability
@@ -91,11 +92,15 @@ class CpuAttention(NamedTuple):
         (s, softcap_gradient), fully_masked = self.attention_scores(q, k), None
         if bias is not None:
             s = s.add_(bias)
-        if mask is not None:
-            fully_masked = ~mask.any(-1, keepdim=True)
-            s.add_(torch.zeros(mask.shape, dtype=s.dtype, device=s.device).masked_fill_(~(mask | fully_masked), -torch.inf))
-        p = s.softmax(-1)
-        sums = _logsumexp(s, p, fully_masked) if return_lse else None
+        if not return_lse and not torch.is_grad_enabled() and elementwise.can_take_softmax(s, mask):
+            fully_masked = ~mask.any(-1, keepdim=True) if elementwise.softmax_(s, mask) and mask is not None else None
+            p, sums = s, None
+        else:
+            if mask is not None:
+                fully_masked = ~mask.any(-1, keepdim=True)
+                s.add_(torch.zeros(mask.shape, dtype=s.dtype, device=s.device).masked_fill_(~(mask | fully_masked), -torch.inf))
+            p = s.softmax(-1)
+            sums = _logsumexp(s, p, fully_masked) if return_lse else None
         draw_mask = draw_mask or (draw_dropout_mask if self.dropout_masks is None else self.dropout_masks.draw)
         dropout_mask = draw_mask(p, self.dropout) if self.dropout else None
         return SavedWeights(p, sums, dropout_mask, fully_masked, softcap_gradient)
@@ -155,7 +160,13 @@ def attention_backward(
 
 
 def softmax_backward(grad: Float[Tensor, "*axes key"], p: Float[Tensor, "*axes key"]) -> Float[Tensor, "*axes key"]:
-    """Return P (dP - rowsum(P dP)), the gradient of the input of the softmax; uses PyTorch's private kernel if it exists."""
+    """Return P (dP - rowsum(P dP)), the gradient of the input of the softmax, by the native kernel or PyTorch's private one if it exists.
+
+    ``grad`` may be overwritten.
+    """
+    if not torch.is_grad_enabled() and p.is_contiguous() and p.dtype == grad.dtype and elementwise.can_take_softmax(grad, None):
+        elementwise.softmax_backward_(grad, p)
+        return grad
     kernel = getattr(torch, "_softmax_backward_data", None)  # private
     return (grad - (grad * p).sum(-1, keepdim=True)) * p if kernel is None else kernel(grad, p, -1, p.dtype)
 

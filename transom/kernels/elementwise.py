@@ -1,7 +1,8 @@
-"""Activations, norms and rotary positions in bfloat16 on a CPU, each in one pass of the project's own C++ (``native/elementwise.cpp``).
+"""Element-wise operations of training on a CPU, each in one pass of the project's own C++ (``native/elementwise.cpp``).
 
-PyTorch computes them in several passes over memory, some with float32 copies. The arithmetic here is in float32, and only results are
-rounded, so that errors are at most those of PyTorch. Results do not depend on the number of threads.
+They are activations, norms, rotary positions, keyed dropout and the softmax of attention, in bfloat16 and float32. PyTorch computes them
+in several passes over memory, in bfloat16 some with float32 copies. The arithmetic here is in float32, and only results are rounded, so
+that errors are at most those of PyTorch. Results do not depend on the number of threads.
 """
 
 import ctypes
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,15 +20,23 @@ from transom.kernels.native_library import load_elementwise_library
 from transom.kernels.second_order import differentiable_gradients, needs_double_backward
 from transom.layers.activation import gelu_tanh, relu
 from transom.layers.dispatch import REFERENCES, SHAPE_TYPES
+from transom.layers.dropout import KeyedMasks, kept_below, resolution
 
 CODES: dict[Callable[[Tensor], Tensor], int] = {relu: 0, F.gelu: 1, gelu_tanh: 2, F.silu: 3, torch.sigmoid: 4}
 """Maps each activation to its code in ``elementwise.cpp``."""
 
 
+MIN_ELEMENTS = 2**15
+"""Number of elements from which ``activate`` is faster than PyTorch; its call takes six microseconds longer."""
+
+MAX_KEYS = 4096
+"""Maximum number of keys of ``softmax_``, as in ``elementwise.cpp``."""
+
+
 def is_supported(x: Tensor) -> bool:
-    """Return whether ``x`` is bfloat16 on a CPU and the library can be built; compiled graphs have fused kernels of their own."""
+    """Return whether ``x`` is bfloat16 or float32 on a CPU and the library can be built; compiled graphs have fused kernels already."""
     return (
-        x.dtype == torch.bfloat16
+        x.dtype in (torch.bfloat16, torch.float32)
         and x.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and load_elementwise_library().library is not None
@@ -34,20 +44,35 @@ def is_supported(x: Tensor) -> bool:
 
 
 def can_activate(x: Tensor, up: Tensor | None, activation: Callable[[Tensor], Tensor]) -> bool:
-    """Return whether ``activate`` applies: bfloat16 on a CPU, and an activation in ``CODES``; PyTorch's GELU without a gate is faster."""
-    applies = activation is not F.gelu if up is None else (up.dtype == x.dtype and up.shape == x.shape)
-    return applies and activation in CODES and is_supported(x)
+    """Return whether ``activate`` applies and is faster than PyTorch, which it is not for GELU without a gate and for few elements.
+
+    In float32, PyTorch's GELU is also more exact, and its SiLU and sigmoid take one pass.
+    """
+    one_pass = (F.gelu,) if x.dtype == torch.bfloat16 else (F.gelu, F.silu, torch.sigmoid)
+    if x.numel() < MIN_ELEMENTS or (activation in one_pass if up is None else activation is F.gelu and x.dtype == torch.float32):
+        return False
+    return (up is None or (up.dtype == x.dtype and up.shape == x.shape)) and activation in CODES and is_supported(x)
 
 
 def can_normalize(x: Tensor, weight: Tensor, *_: object) -> bool:
-    """Return whether ``layer_norm`` and ``rms_norm`` apply: bfloat16 vectors on a CPU, with gains in float32."""
+    """Return whether ``rms_norm`` applies: vectors on a CPU, with gains in float32."""
     return is_supported(x) and weight.dtype == torch.float32
 
 
+def can_normalize_centered(x: Tensor, weight: Tensor, *_: object) -> bool:
+    """Return whether ``layer_norm`` applies: bfloat16 vectors on a CPU, with gains in float32; in float32, PyTorch's is as fast."""
+    return x.dtype == torch.bfloat16 and can_normalize(x, weight)
+
+
 def can_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Return whether ``rotate`` applies: bfloat16 vectors on a CPU, with tables in float32."""
+    """Return whether ``rotate`` applies: vectors on a CPU, with tables in float32."""
     tables = (each.dtype == torch.float32 and each.stride(-1) == 1 and each.shape[1] == 1 for each in (cos, sin))
     return is_supported(x) and x.dim() == 4 and x.stride(-1) == 1 and all(tables) and cos.stride() == sin.stride()
+
+
+def can_drop(x: Tensor, residual: Tensor | None, masks: KeyedMasks, p: float) -> bool:
+    """Return whether ``drop_keyed`` applies: on a CPU, with ``residual`` and ``x`` of the same dtype and shape."""
+    return (residual is None or (residual.dtype == x.dtype and residual.shape == x.shape)) and x.numel() > 0 and is_supported(x)
 
 
 class _Activation(torch.autograd.Function):
@@ -59,7 +84,7 @@ class _Activation(torch.autograd.Function):
         ctx.save_for_backward(x, up)
         ctx.activation = activation
         out = torch.empty_like(x)
-        _call("transom_gate", CODES[activation], x, up, out, x.numel(), torch.get_num_threads())
+        _call("gate", x.dtype, CODES[activation], x, up, out, x.numel(), torch.get_num_threads())
         return out
 
     @staticmethod
@@ -69,7 +94,7 @@ class _Activation(torch.autograd.Function):
             return differentiable_gradients(REFERENCES["activation"], (x, up, ctx.activation), grad)
         grad_x, grad_up = torch.empty_like(x), None if up is None else torch.empty_like(x)
         code, threads = CODES[ctx.activation], torch.get_num_threads()
-        _call("transom_gate_backward", code, grad.contiguous(), x, up, grad_x, grad_up, x.numel(), threads)
+        _call("gate_backward", x.dtype, code, grad.contiguous(), x, up, grad_x, grad_up, x.numel(), threads)
         return grad_x, grad_up, None
 
 
@@ -81,7 +106,7 @@ class _Norm(torch.autograd.Function):
         x = x.contiguous()
         out, inverse = torch.empty_like(x), torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
         mean = torch.empty_like(inverse) if centered else None
-        _call("transom_norm", x, weight, bias, out, mean, inverse, inverse.numel(), x.shape[-1], eps, torch.get_num_threads())
+        _call("norm", x.dtype, x, weight, bias, out, mean, inverse, inverse.numel(), x.shape[-1], eps, torch.get_num_threads())
         ctx.save_for_backward(x, weight, bias, mean, inverse)
         ctx.eps = eps
         return out
@@ -96,7 +121,7 @@ class _Norm(torch.autograd.Function):
             return *differentiable_gradients(REFERENCES["layer_norm"], (x, weight, bias, ctx.eps), grad), None
         grad_x, grad_weight, grad_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
         sizes = inverse.numel(), x.shape[-1], torch.get_num_threads()
-        if _call("transom_norm_backward", grad.contiguous(), x, weight, mean, inverse, grad_x, grad_weight, grad_bias, *sizes):
+        if _call("norm_backward", x.dtype, grad.contiguous(), x, weight, mean, inverse, grad_x, grad_weight, grad_bias, *sizes):
             raise MemoryError(f"expected {weight.nbytes * 64:,} bytes for the gradient of a norm, found no memory")
         return grad_x, grad_weight, None if bias is None else grad_bias, None, None
 
@@ -123,12 +148,38 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, backward: bool) ->
     """Write the rotated vectors to ``out``, whose strides may differ: attention reads vectors by heads, projections by tokens."""
     table = (cos.stride(0) if cos.shape[0] > 1 else 0, cos.stride(2))
     strides = [(ctypes.c_int64 * len(each))(*each) for each in (x.shape, x.stride(), table, out.stride())]
-    _call("transom_rotate", x, cos, sin, out, *strides, cos.shape[-1], backward, torch.get_num_threads())
+    _call("rotate", x.dtype, x, cos, sin, out, *strides, cos.shape[-1], backward, torch.get_num_threads())
     return out
 
 
-def _call(name: str, *arguments: Any) -> int | None:
-    """Call a function of the library with the addresses of tensors; do nothing where planning follows tensors without values.
+class _Dropout(torch.autograd.Function):
+    """x mask, or residual + x mask; the backward pass computes the mask again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, residual: Tensor | None, masks: KeyedMasks, p: float) -> Tensor:
+        ctx.save_for_backward(masks.keys)
+        ctx.offsets, ctx.p, ctx.has_residual = masks.offsets, p, residual is not None
+        return _drop(x, residual, masks, p)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        masks = KeyedMasks(ctx.saved_tensors[0], ctx.offsets)
+        grad_x = REFERENCES["keyed_dropout"](grad, None, masks, ctx.p) if needs_double_backward() else _drop(grad, None, masks, ctx.p)
+        return grad_x, grad if ctx.has_residual else None, None, None
+
+
+def _drop(x: Tensor, residual: Tensor | None, masks: KeyedMasks, p: float) -> Tensor:
+    x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+    out, words = torch.empty_like(x), masks.words(x.shape, p)
+    seeds = words.seeds.contiguous()
+    sizes = (ctypes.c_int64 * len(words))(seeds.numel(), *words[1:])
+    n_bytes = resolution(p)[1].itemsize
+    _call("dropout", x.dtype, x, residual, out, seeds, sizes, kept_below(p), n_bytes, 1 / (1 - p), torch.get_num_threads())
+    return out
+
+
+def _call(name: str, dtype: torch.dtype, *arguments: Any) -> int | None:
+    """Call the library's function for a dtype with the addresses of tensors; do nothing where planning follows tensors without values.
 
     Returns:
         The status of a function that has one: 0 if it succeeded.
@@ -137,7 +188,9 @@ def _call(name: str, *arguments: Any) -> int | None:
         return None
     library = load_elementwise_library().library
     _set_parallel()
-    status: int | None = getattr(library, name)(*(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments))
+    status: int | None = getattr(library, f"transom_{name}_{dtype}".replace("torch.", ""))(
+        *(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments)
+    )
     return status
 
 
@@ -167,6 +220,9 @@ _normalize: Callable[..., Tensor] = _Norm.apply
 activate: Callable[..., Tensor] = _Activation.apply
 """Compute f(x), or f(x) * up; arguments as in ``layers.activation.activate``."""
 
+drop_keyed: Callable[..., Tensor] = _Dropout.apply
+"""Apply a keyed dropout mask; arguments as in ``layers.dropout.drop_keyed``."""
+
 rotate: Callable[[Tensor, Tensor, Tensor], Tensor] = _Rotate.apply
 """Apply RoPE as ``layers.position_encoding.rotate_pairs``; arguments (x, cos, sin), of which only ``x`` gets a gradient."""
 
@@ -179,3 +235,26 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Apply RMS normalization (``layers/norm.py``)."""
     return _normalize(x, weight, None, eps, False)
+
+
+def can_take_softmax(s: Tensor, mask: Tensor | None) -> bool:
+    """Return whether ``softmax_`` applies: contiguous scores on a CPU, and a mask with one value per key."""
+    return is_supported(s) and s.is_contiguous() and 0 < s.shape[-1] <= MAX_KEYS and (mask is None or mask.shape[-1] == s.shape[-1])
+
+
+def softmax_(s: Float[Tensor, "batch n_heads query key"], mask: Bool[Tensor, "#batch #n_heads #query key"] | None) -> bool:
+    """Replace scores by their softmax over the visible keys, and skip the keys after the last visible one.
+
+    Returns:
+        Whether some queries may attend to no key; these get equal weights.
+    """
+    if mask is not None and mask.stride(-1) != 1:
+        mask = mask.contiguous()
+    strides = (0, 0, 0) if mask is None else mask.expand(s.shape).stride()[:3]
+    sizes = (ctypes.c_int64 * 4)(*s.shape), (ctypes.c_int64 * 3)(*strides)
+    return bool(_call("softmax", s.dtype, s, mask, *sizes, torch.get_num_threads()))
+
+
+def softmax_backward_(grad: Float[Tensor, "*axes key"], p: Float[Tensor, "*axes key"]) -> None:
+    """Replace the gradient of the softmax P by that of its input, P (dP - rowsum(P dP))."""
+    _call("softmax_backward", p.dtype, grad, p, p.numel() // p.shape[-1], p.shape[-1], torch.get_num_threads())

@@ -52,15 +52,23 @@ def _no_elementwise_library() -> str | None:
 
 
 def _elementwise(operation: str, when: str, condition: Callable[..., bool], implementation: Callable[..., Any], error: float) -> Kernel:
-    reason = "one pass over memory with arithmetic in float32, compiled on the machine that runs it"
-    return Kernel(operation, "C++", f"bfloat16 on a CPU{when}", condition, implementation, error, reason, _no_elementwise_library)
+    reason = "one pass over memory, compiled on the machine that runs it; sums are in float32"
+    return Kernel(operation, "C++", when, condition, implementation, error, reason, _no_elementwise_library)
 
 
+_CPU_TYPES = "bfloat16 or float32 on a CPU"
 KERNELS = [
-    _elementwise("activation", ", for the activations of the package", elementwise.can_activate, elementwise.activate, 4e-3),
-    _elementwise("rotary", ", tables in float32", elementwise.can_rotate, elementwise.rotate, 4e-3),
-    _elementwise("layer_norm", ", gains in float32", elementwise.can_normalize, elementwise.layer_norm, 4e-3),
-    _elementwise("rms_norm", ", gains in float32", elementwise.can_normalize, elementwise.rms_norm, 4e-3),
+    _elementwise(
+        "activation",
+        f"{_CPU_TYPES}, many elements, where PyTorch takes several passes",
+        elementwise.can_activate,
+        elementwise.activate,
+        4e-3,
+    ),
+    _elementwise("rotary", f"{_CPU_TYPES}, tables in float32", elementwise.can_rotate, elementwise.rotate, 4e-3),
+    _elementwise("layer_norm", "bfloat16 on a CPU, gains in float32", elementwise.can_normalize_centered, elementwise.layer_norm, 4e-3),
+    _elementwise("rms_norm", f"{_CPU_TYPES}, gains in float32", elementwise.can_normalize, elementwise.rms_norm, 4e-3),
+    _elementwise("keyed_dropout", f"{_CPU_TYPES}, residual and x of one dtype", elementwise.can_drop, elementwise.drop_keyed, 4e-3),
     Kernel(
         *("relu", "mask product", "on a CPU", on_cpu, pointwise.relu, 3e-8),
         "the gradient is a product with a 0/1 mask, several times faster than PyTorch's in bfloat16",

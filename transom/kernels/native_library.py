@@ -26,13 +26,18 @@ _STEP_FUNCTIONS: _Functions = {
 }
 """Argument types and result type of each function of ``step.cpp``."""
 
-ELEMENTWISE_FUNCTIONS: _Functions = {
-    "transom_set_parallel": ([_POINTER], None),
-    "transom_gate": ([_INT, *[_POINTER] * 3, _LONG, _INT], None),
-    "transom_gate_backward": ([_INT, *[_POINTER] * 5, _LONG, _INT], None),
-    "transom_norm": ([*[_POINTER] * 6, _LONG, _LONG, _FLOAT, _INT], None),
-    "transom_norm_backward": ([*[_POINTER] * 8, _LONG, _LONG, _INT], _INT),
-    "transom_rotate": ([*[_POINTER] * 8, _LONG, _INT, _INT], None),
+_ELEMENTWISE: _Functions = {
+    "gate": ([_INT, *[_POINTER] * 3, _LONG, _INT], None),
+    "gate_backward": ([_INT, *[_POINTER] * 5, _LONG, _INT], None),
+    "norm": ([*[_POINTER] * 6, _LONG, _LONG, _FLOAT, _INT], None),
+    "norm_backward": ([*[_POINTER] * 8, _LONG, _LONG, _INT], _INT),
+    "rotate": ([*[_POINTER] * 8, _LONG, _INT, _INT], None),
+    "dropout": ([*[_POINTER] * 5, _LONG, _INT, _FLOAT, _INT], None),
+    "softmax": ([*[_POINTER] * 4, _INT], _LONG),
+    "softmax_backward": ([*[_POINTER] * 2, _LONG, _LONG, _INT], None),
+}
+ELEMENTWISE_FUNCTIONS: _Functions = {"transom_set_parallel": ([_POINTER], None)} | {
+    f"transom_{name}_{dtype}": types for name, types in _ELEMENTWISE.items() for dtype in ("bfloat16", "float32")
 }
 """Argument types and result type of each function of ``elementwise.cpp``."""
 

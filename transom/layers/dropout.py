@@ -42,15 +42,20 @@ def round_probability(p: float) -> float:
     return min(round(p * levels), levels - 1) / levels
 
 
-def _resolution(p: float) -> tuple[int, torch.dtype]:
+def resolution(p: float) -> tuple[int, torch.dtype]:
     """Return the number of levels and the type of the random numbers with which probability ``p`` is sampled."""
     return (BYTE, torch.int8) if p >= 1 / BYTE else (WORD, torch.int32)
 
 
 def _scale_kept(numbers: Int[Tensor, "*axes"], p: float, dtype: torch.dtype) -> Float[Tensor, "*axes"]:
     """Return 1 / (1 - p) where a random number is below the quantile 1 - ``p``, else 0; the numbers are overwritten."""
-    levels = _resolution(p)[0]
-    return numbers.lt_(round((1 - p) * levels) - levels // 2).to(dtype).mul_(1 / (1 - p))
+    return numbers.lt_(kept_below(p)).to(dtype).mul_(1 / (1 - p))
+
+
+def kept_below(p: float) -> int:
+    """Return the signed random number below which an element is kept, the quantile 1 - ``p``."""
+    levels = resolution(p)[0]
+    return round((1 - p) * levels) - levels // 2
 
 
 def draw_dropout_mask(x: Float[Tensor, "*axes"], p: float) -> Float[Tensor, "*axes"]:
@@ -58,7 +63,7 @@ def draw_dropout_mask(x: Float[Tensor, "*axes"], p: float) -> Float[Tensor, "*ax
 
     One 64-bit number of PyTorch's generator yields eight elements, or two if ``p`` is below 1/256.
     """
-    n, dtype = x.numel(), _resolution(p)[1]
+    n, dtype = x.numel(), resolution(p)[1]
     words = torch.empty(-(-n * dtype.itemsize // 8), dtype=torch.int64).random_(-(2**63), None)
     return _scale_kept(words.view(dtype)[:n], p, x.dtype).view(x.shape)
 
@@ -91,6 +96,28 @@ def _signed(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
+class WordRange(NamedTuple):
+    """The 64-bit words of a tensor's keyed mask: those at each token of each seed, counted along the last axis.
+
+    Attributes:
+        seeds: seed of each row and each index of the axes between row and token.
+        first_token: index of the first token.
+        n_tokens: number of tokens.
+        first_word: index of the first word of each token.
+        n_skipped: elements of that word before the first element of the tensor.
+        width: elements per token.
+        n_words: words per token.
+    """
+
+    seeds: Int[Tensor, "rows *axes"]
+    first_token: int
+    n_tokens: int
+    first_word: int
+    n_skipped: int
+    width: int
+    n_words: int
+
+
 class KeyedMasks(NamedTuple):
     """Dropout masks of one call of a module, a function of keys and indices.
 
@@ -110,18 +137,22 @@ class KeyedMasks(NamedTuple):
         """Compute the mask of ``x``: 1 / (1 - p) with probability 1 - p, else 0; any part of a tensor has that part of its mask."""
         if not x.numel():
             return torch.empty_like(x)
-        if x.dim() == 1:
-            return self.draw(x[:, None], p)[:, 0]
-        if x.dim() == 2:  # one token per row
-            return KeyedMasks(self.keys, (0, *self.offsets)).draw(x[:, None], p)[:, 0]
-        *outer, n_tokens, width = x.shape[1:]
-        offsets = (*self.offsets, *[0] * x.dim())
-        per_word = 8 // _resolution(p)[1].itemsize
-        first_word, n_skipped = divmod(offsets[x.dim() - 2], per_word)
-        end_word = first_word - (-(n_skipped + width) // per_word)
-        tokens = _indices(offsets[x.dim() - 3], n_tokens, x)
-        words = _hash_words(self._of_outer(outer, offsets), tokens, torch.arange(first_word, end_word, device=x.device))
-        return _scale_kept(words.view(_resolution(p)[1]).narrow(-1, n_skipped, width), p, x.dtype)
+        found = self.words(x.shape, p)
+        tokens, of_token = _indices(found.first_token, found.n_tokens, x), _indices(found.first_word, found.n_words, x)
+        bits = _hash_words(found.seeds, tokens, of_token).view(resolution(p)[1])
+        return _scale_kept(bits.narrow(-1, found.n_skipped, found.width), p, x.dtype).view(x.shape)
+
+    def words(self, shape: Sequence[int], p: float) -> WordRange:
+        """Return the words of the mask of a tensor with this shape; vectors have one token per row, and numbers one of width 1."""
+        offsets, axes = self.offsets, tuple(shape[1:])
+        if len(axes) < 2:
+            axes, offsets = (1, *axes) if axes else (1, 1), (0, *offsets)
+        *outer, n_tokens, width = axes
+        offsets = (*offsets, *[0] * len(axes))
+        per_word = 8 // resolution(p)[1].itemsize
+        first_word, n_skipped = divmod(offsets[len(axes) - 1], per_word)
+        n_words = -(-(n_skipped + width) // per_word)
+        return WordRange(self._of_outer(outer, offsets), offsets[len(axes) - 2], n_tokens, first_word, n_skipped, width, n_words)
 
     def draw_at(
         self,
@@ -137,7 +168,7 @@ class KeyedMasks(NamedTuple):
         ``ordered`` keys come in runs of eight successive ones, the first of which is a multiple of eight: each run is hashed once.
         """
         head, query, key = (*self.offsets, 0, 0, 0)[:3]
-        dtype = _resolution(p)[1]
+        dtype = resolution(p)[1]
         seeds = KeyedMasks(self.keys.index_select(0, rows))._of_outer([x.shape[1]], (head,))
         bytes_before = (keys[:, None] + key) * dtype.itemsize
         if ordered and key % 8 == 0:
@@ -308,6 +339,15 @@ def add_masked(residual: Float[Tensor, "*axes"], x: Float[Tensor, "*axes"], mask
     return residual + x * mask
 
 
+@operation("keyed_dropout")
+def drop_keyed(
+    x: Float[Tensor, "rows *axes"], residual: Float[Tensor, "rows *axes"] | None, masks: KeyedMasks, p: float
+) -> Float[Tensor, "rows *axes"]:
+    """Compute x * mask, or residual + x * mask, with the keyed mask of ``x``."""
+    mask = masks.draw(x, p)
+    return x * mask if residual is None else add_masked(residual, x, mask)
+
+
 def dropout(x: Float[Tensor, "*axes"], p: float, training: bool, masks: KeyedMasks | None = None) -> Float[Tensor, "*axes"]:
     """Zero elements with probability ``p`` and scale the others by 1 / (1 - p), in training only (Srivastava et al. 2014).
 
@@ -317,7 +357,7 @@ def dropout(x: Float[Tensor, "*axes"], p: float, training: bool, masks: KeyedMas
     if not training or round_probability(p) == 0:
         return x
     if masks is not None:
-        return x * masks.draw(x, round_probability(p))
+        return drop_keyed(x, None, masks, round_probability(p))
     if x.device.type != "cpu":
         return F.dropout(x, p)
     return x * draw_dropout_mask(x, round_probability(p))
@@ -330,7 +370,7 @@ def dropout_add(
     if not training or round_probability(p) == 0 or (masks is None and x.device.type != "cpu"):
         return residual + dropout(x, p, training)
     q = round_probability(p)
-    return add_masked(residual, x, draw_dropout_mask(x, q) if masks is None else masks.draw(x, q))
+    return add_masked(residual, x, draw_dropout_mask(x, q)) if masks is None else drop_keyed(x, residual, masks, q)
 
 
 class Dropout(DropoutSite, nn.Module):
