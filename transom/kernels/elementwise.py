@@ -178,8 +178,8 @@ def _drop(x: Tensor, residual: Tensor | None, masks: KeyedMasks, p: float) -> Te
     return out
 
 
-def _call(name: str, dtype: torch.dtype, *arguments: Any) -> int | None:
-    """Call the library's function for a dtype with the addresses of tensors; do nothing where planning follows tensors without values.
+def call_native(function: str, *arguments: Any) -> int | None:
+    """Call a function of the library with the addresses of tensors; do nothing where planning follows tensors without values.
 
     Returns:
         The status of a function that has one: 0 if it succeeded.
@@ -188,10 +188,14 @@ def _call(name: str, dtype: torch.dtype, *arguments: Any) -> int | None:
         return None
     library = load_elementwise_library().library
     _set_parallel()
-    status: int | None = getattr(library, f"transom_{name}_{dtype}".replace("torch.", ""))(
-        *(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments)
-    )
+    called = getattr(library, f"transom_{function}")
+    status: int | None = called(*(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments))
     return status
+
+
+def _call(name: str, dtype: torch.dtype, *arguments: Any) -> int | None:
+    """Call the library's function for a dtype."""
+    return call_native(f"{name}_{dtype}".replace("torch.", ""), *arguments)
 
 
 @cache

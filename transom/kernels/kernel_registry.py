@@ -10,7 +10,18 @@ from typing import Any
 import torch
 
 from transom.errors import TransomError
-from transom.kernels import attention, block_sparse, elementwise, flex, loss, native_library, norm, onednn_linear, pointwise
+from transom.kernels import (
+    attention,
+    block_sparse,
+    elementwise,
+    flex,
+    loss,
+    native_attention,
+    native_library,
+    norm,
+    onednn_linear,
+    pointwise,
+)
 from transom.layers.dispatch import Kernel, always, on_cpu
 
 KERNELS_VARIABLE = "TRANSOM_KERNELS"
@@ -98,6 +109,12 @@ KERNELS = [
         "takes few passes over memory; PyTorch takes a dozen for output and gradient",
     ),
     Kernel(*("rms_norm", "fused", "on other devices", always, norm.fused_rms_norm, 3e-7), "PyTorch's kernel reads x once", _no_gpu),
+    Kernel(
+        *("attention", "C++", "float32 on a CPU, in training; no bias, dropout, softcap or sinks"),
+        *(native_attention.can_use_native_attention, native_attention.native_attention, 3e-7),
+        "copies no heads and keeps no weights; scores stay in the near caches, and the hidden half of a causal mask is left out",
+        _no_elementwise_library,
+    ),
     Kernel(
         *(
             "attention",

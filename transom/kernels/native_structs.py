@@ -1,4 +1,4 @@
-"""ctypes mirrors of the structures in ``step.cpp`` and ``products.h``, field by field, and conversion of status codes to exceptions."""
+"""ctypes mirrors of the structures in the native libraries, field by field, and conversion of status codes to exceptions."""
 
 import ctypes
 
@@ -37,6 +37,16 @@ class DecoderStruct(ctypes.Structure):
         ("blocks", ctypes.POINTER(BlockStruct)),
         ("norm", NormStruct),
         ("unembed", LinearStruct),
+    ]
+
+
+class AttentionStruct(ctypes.Structure):
+    """Shapes and strides of attention; mirrors ``AttentionShape`` in ``attention.h``."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batch", "kv_heads", "group", "queries", "keys", "d_head", "d_value", "block", "row")),
+        *((f"{tensor}_{axis}", ctypes.c_int64) for tensor in ("q", "k", "v", "z", "mask") for axis in ("batch", "head", "token")),
+        ("scale", ctypes.c_float),
     ]
 
 

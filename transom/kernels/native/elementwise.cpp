@@ -10,15 +10,17 @@
 #include <cstring>
 #include <vector>
 
+#define ALWAYS_INLINE inline __attribute__((always_inline))  // gcc does not vectorize loops with calls
+
 namespace {
 
 using bf16 = uint16_t;
 
 enum Activation : int { RELU = 0, GELU = 1, GELU_TANH = 2, SILU = 3, SIGMOID = 4 };  // codes as in elementwise.py
 
-inline float wide(float x) { return x; }
+ALWAYS_INLINE float wide(float x) { return x; }
 
-inline float wide(bf16 x) {
+ALWAYS_INLINE float wide(bf16 x) {
     const uint32_t bits = (uint32_t)x << 16;
     float y;
     std::memcpy(&y, &bits, 4);
@@ -26,13 +28,13 @@ inline float wide(bf16 x) {
 }
 
 template <typename T>
-inline T narrow(float x);
+ALWAYS_INLINE T narrow(float x);
 
 template <>
-inline float narrow<float>(float x) { return x; }
+ALWAYS_INLINE float narrow<float>(float x) { return x; }
 
 template <>
-inline bf16 narrow<bf16>(float x) {  // to the nearest bfloat16, ties to even
+ALWAYS_INLINE bf16 narrow<bf16>(float x) {  // to the nearest bfloat16, ties to even
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
     const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -40,7 +42,7 @@ inline bf16 narrow<bf16>(float x) {  // to the nearest bfloat16, ties to even
 }
 
 // exp(x) with a relative error below 2^-22 (Cephes, expf) for |x| <= 87; x is clamped to this range, and NaN stays NaN.
-inline float exponential(float x) {
+ALWAYS_INLINE float exponential(float x) {
     const float clamped = x < -87.0f ? -87.0f : x > 87.0f ? 87.0f : x;
     const float n = std::nearbyint(clamped * 1.44269504088896341f);
     const float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
@@ -57,14 +59,14 @@ inline float exponential(float x) {
     return p * scale;
 }
 
-inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+ALWAYS_INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
 
 struct ValueAndSlope {
     float value, slope;
 };
 
 template <int kind>
-inline ValueAndSlope activate(float x) {
+ALWAYS_INLINE ValueAndSlope activate(float x) {
     if (kind == RELU) return {x > 0 || x != x ? x : 0.0f, x > 0 ? 1.0f : 0.0f};
     if (kind == SIGMOID) {
         const float s = sigmoid(x);
@@ -258,7 +260,24 @@ int64_t visible_end(const X* row, int64_t keys) {
 }
 
 // exp(x) for x <= 0, and 0 where it would be smaller than 2e-38, so that minus infinity gives 0.
-inline float numerator(float x) { return x < -87.0f ? 0.0f : exponential(x); }
+ALWAYS_INLINE float numerator(float x) { return x < -87.0f ? 0.0f : exponential(x); }
+
+inline float largest_of(const float* x, int64_t n) {
+    float largest = -INFINITY;
+#pragma omp simd reduction(max : largest)
+    for (int64_t j = 0; j < n; j++) largest = x[j] > largest ? x[j] : largest;
+    return largest;
+}
+
+// Replaces x by exp(x - largest), and returns the sum, in two loops: gcc does not vectorize one that both stores and sums.
+inline float exponentiate(float* x, int64_t n, float largest) {
+#pragma omp simd
+    for (int64_t j = 0; j < n; j++) x[j] = numerator(x[j] - largest);
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < n; j++) sum += x[j];
+    return sum;
+}
 
 template <typename T>
 bool softmax_row(T* __restrict s, const uint8_t* __restrict mask, int64_t keys) {
@@ -270,7 +289,6 @@ bool softmax_row(T* __restrict s, const uint8_t* __restrict mask, int64_t keys) 
         std::fill(s, s + keys, narrow<T>(1.0f / keys));
         return false;
     }
-    float largest = -INFINITY, sum = 0;
     const int64_t padded = (end + 15) / 16 * 16;  // whole vectors
     for (int64_t j = end; j < padded; j++) scores[j] = -INFINITY;
     if (mask == nullptr) {
@@ -280,11 +298,7 @@ bool softmax_row(T* __restrict s, const uint8_t* __restrict mask, int64_t keys) 
 #pragma omp simd
         for (int64_t j = 0; j < end; j++) scores[j] = mask[j] ? wide(s[j]) : -INFINITY;
     }
-#pragma omp simd reduction(max : largest)
-    for (int64_t j = 0; j < padded; j++) largest = std::max(largest, scores[j]);
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < padded; j++) sum += scores[j] = numerator(scores[j] - largest);
-    const float inverse = 1.0f / sum;
+    const float inverse = 1.0f / exponentiate(scores, padded, largest_of(scores, padded));
 #pragma omp simd
     for (int64_t j = 0; j < end; j++) s[j] = narrow<T>(scores[j] * inverse);
     std::memset((void*)(s + end), 0, (keys - end) * sizeof(T));
@@ -327,7 +341,7 @@ void softmax_backward_rows(T* grad, const T* p, int64_t rows, int64_t keys, int 
 }
 
 // 64-bit words of keyed dropout masks (layers/dropout.py): outputs of SplitMix64.
-inline uint64_t dropout_word(uint64_t seed, uint64_t index) {
+ALWAYS_INLINE uint64_t dropout_word(uint64_t seed, uint64_t index) {
     uint64_t z = seed + (index + 1) * 0x9E3779B97F4A7C15u;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
@@ -435,9 +449,29 @@ int norm_backward(
     return 0;
 }
 
+#include "attention.h"
+
 }  // namespace
 
 extern "C" {
+
+// ``work`` has ``floats`` floats per thread.
+void transom_attention(
+    const AttentionShape* shape, const float* q, const float* k, const float* v, const uint8_t* mask, float* z, float* logsumexp, float* work,
+    int64_t floats, int threads) {
+    for_each_head(*shape, work, floats, threads, [=](int64_t b, int64_t kv, float* own) {
+        attend(*shape, q, k, v, mask, z, logsumexp, b, kv, own);
+    });
+}
+
+void transom_attention_backward(
+    const AttentionShape* shape, const float* q, const float* k, const float* v, const uint8_t* mask, const float* logsumexp, const float* grad,
+    const int64_t* grad_strides, float* dq, float* dk, float* dv, float* work, int64_t floats, int threads) {
+    const Gradients gradients{grad, {grad_strides[0], grad_strides[1], grad_strides[2]}, dq, dk, dv};
+    for_each_head(*shape, work, floats, threads, [=](int64_t b, int64_t kv, float* own) {
+        attend_backward(*shape, q, k, v, mask, logsumexp, gradients, b, kv, own);
+    });
+}
 
 void transom_set_parallel(void* gomp_parallel) { parallel_ = (Parallel)gomp_parallel; }
 

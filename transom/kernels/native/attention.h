@@ -1,0 +1,191 @@
+// Attention of a training step in float32: softmax(Q K^T / sqrt(d_k)) V, forward and backward, for processors with AVX-512.
+//
+// Each head is computed in blocks of queries, whose scores stay in the near caches, and keys after the last visible one of a block are left
+// out: 3 of 8 pairs in a causal mask of four blocks. The backward pass computes the weights again from the logsumexp of each query, so no
+// weights are kept. Vectors are read and written where the projections have them.
+
+typedef float Vector __attribute__((vector_size(64), aligned(4), may_alias));
+constexpr int64_t LANES = 16, TILE_ROWS = 6, TILE_VECTORS = 4;  // 24 accumulators of 32 registers
+
+// A tile of C = alpha A B, or C += alpha A B: element (i, c) of A is a[i * row + c * column], and rows of B are contiguous.
+template <int rows, int vectors>
+inline void multiply_tile(
+    const float* a, int64_t row, int64_t column, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t inner, float alpha, bool add) {
+    Vector sums[rows][vectors] = {};
+    for (int64_t k = 0; k < inner; k++) {
+        Vector of_b[vectors];
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++) of_b[j] = *(const Vector*)(b + k * ldb + j * LANES);
+#pragma GCC unroll 6
+        for (int i = 0; i < rows; i++) {
+            const float of_a = a[i * row + k * column];
+#pragma GCC unroll 4
+            for (int j = 0; j < vectors; j++) sums[i][j] += of_a * of_b[j];
+        }
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++) {
+            Vector* to = (Vector*)(c + i * ldc + j * LANES);
+            *to = add ? *to + alpha * sums[i][j] : alpha * sums[i][j];
+        }
+    }
+}
+
+template <int vectors>
+void multiply_columns(
+    const float* a, int64_t row, int64_t column, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t m, int64_t inner, float alpha, bool add) {
+    int64_t i = 0;
+    for (; i + TILE_ROWS <= m; i += TILE_ROWS) multiply_tile<TILE_ROWS, vectors>(a + i * row, row, column, b, ldb, c + i * ldc, ldc, inner, alpha, add);
+    a += i * row;
+    c += i * ldc;
+    switch (m - i) {
+        case 1: return multiply_tile<1, vectors>(a, row, column, b, ldb, c, ldc, inner, alpha, add);
+        case 2: return multiply_tile<2, vectors>(a, row, column, b, ldb, c, ldc, inner, alpha, add);
+        case 3: return multiply_tile<3, vectors>(a, row, column, b, ldb, c, ldc, inner, alpha, add);
+        case 4: return multiply_tile<4, vectors>(a, row, column, b, ldb, c, ldc, inner, alpha, add);
+        case 5: return multiply_tile<5, vectors>(a, row, column, b, ldb, c, ldc, inner, alpha, add);
+    }
+}
+
+// C (m x n) = alpha A B, or C += alpha A B; n is a multiple of 16.
+inline void multiply(
+    const float* a, int64_t row, int64_t column, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t m, int64_t n, int64_t inner, float alpha, bool add) {
+    int64_t j = 0;
+    for (; j + TILE_VECTORS * LANES <= n; j += TILE_VECTORS * LANES) multiply_columns<TILE_VECTORS>(a, row, column, b + j, ldb, c + j, ldc, m, inner, alpha, add);
+    switch ((n - j) / LANES) {
+        case 1: return multiply_columns<1>(a, row, column, b + j, ldb, c + j, ldc, m, inner, alpha, add);
+        case 2: return multiply_columns<2>(a, row, column, b + j, ldb, c + j, ldc, m, inner, alpha, add);
+        case 3: return multiply_columns<3>(a, row, column, b + j, ldb, c + j, ldc, m, inner, alpha, add);
+    }
+}
+
+// Writes the transpose of vectors x (n x width) to out (width x row); columns from n to row are 0.
+inline void transpose(const float* x, int64_t stride, int64_t n, int64_t width, float* __restrict out, int64_t row) {
+    for (int64_t start = 0; start < row; start += LANES)
+        for (int64_t c = 0; c < width; c++)
+            for (int64_t j = start; j < start + LANES; j++) out[c * row + j] = j < n ? x[j * stride + c] : 0.0f;
+}
+
+struct Strides {  // of a tensor (batch, head, token, channel) whose channels are contiguous, in elements
+    int64_t batch, head, token;
+};
+
+struct AttentionShape {  // as in elementwise.py
+    int64_t batch, kv_heads, group, queries, keys, d_head, d_value, block, row;  // row: keys, rounded up to a multiple of 16
+    Strides q, k, v, z, mask;
+    float scale;
+};
+
+// Computes the scores of a block of queries, whose keys are transposed; returns the number of keys that any of the queries may see.
+inline int64_t block_scores(const AttentionShape& shape, const float* q, const float* keys, const uint8_t* mask, int64_t n, float* scores) {
+    int64_t end = mask == nullptr ? shape.keys : 0;
+    if (mask != nullptr)
+        for (int64_t i = 0; i < n; i++) end = std::max(end, visible_end(mask + i * shape.mask.token, shape.keys));
+    const int64_t whole = (end + LANES - 1) / LANES * LANES;
+    multiply(q, shape.q.token, 1, keys, shape.row, scores, shape.row, n, whole, shape.d_head, shape.scale, false);
+    return end;
+}
+
+// Replaces a row of scores by weights; returns the logsumexp, infinity if no key is visible, whose weights are 0.
+inline float weigh_row(float* __restrict s, const uint8_t* __restrict mask, int64_t end) {
+    if (mask != nullptr) {
+#pragma omp simd
+        for (int64_t j = 0; j < end; j++) s[j] = mask[j] ? s[j] : -INFINITY;
+    }
+    const float largest = largest_of(s, end);
+    bool visible = largest > -INFINITY || mask == nullptr;
+    for (int64_t j = 0; j < end && !visible; j++) visible = mask[j];
+    if (!visible) {
+        std::fill(s, s + end, 0.0f);
+        return INFINITY;
+    }
+    const float sum = exponentiate(s, end, largest), inverse = 1.0f / sum;
+#pragma omp simd
+    for (int64_t j = 0; j < end; j++) s[j] *= inverse;
+    return largest + std::log(sum);
+}
+
+// Replaces a row of scores by the weights that the forward pass had.
+inline void weigh_row_again(float* __restrict s, const uint8_t* __restrict mask, int64_t end, float logsumexp) {
+    if (mask == nullptr) {
+#pragma omp simd
+        for (int64_t j = 0; j < end; j++) s[j] = numerator(s[j] - logsumexp);
+    } else {
+#pragma omp simd
+        for (int64_t j = 0; j < end; j++) s[j] = mask[j] ? numerator(s[j] - logsumexp) : 0.0f;
+    }
+}
+
+inline const uint8_t* mask_of(const AttentionShape& shape, const uint8_t* mask, int64_t b, int64_t h, int64_t query) {
+    return mask == nullptr ? nullptr : mask + b * shape.mask.batch + h * shape.mask.head + query * shape.mask.token;
+}
+
+// One key-value head of one row of the batch; ``work`` holds the scores of a block and the transposed keys.
+inline void attend(
+    const AttentionShape& shape, const float* q, const float* k, const float* v, const uint8_t* mask, float* z, float* logsumexp, int64_t b, int64_t kv,
+    float* work) {
+    const float* values = v + b * shape.v.batch + kv * shape.v.head;
+    float* keys = work + shape.block * shape.row;
+    transpose(k + b * shape.k.batch + kv * shape.k.head, shape.k.token, shape.keys, shape.d_head, keys, shape.row);
+    for (int64_t h = kv * shape.group; h < (kv + 1) * shape.group; h++) {
+        for (int64_t start = 0; start < shape.queries; start += shape.block) {
+            const int64_t n = std::min(shape.block, shape.queries - start);
+            const uint8_t* visible = mask_of(shape, mask, b, h, start);
+            const int64_t end = block_scores(shape, q + b * shape.q.batch + h * shape.q.head + start * shape.q.token, keys, visible, n, work);
+            float* sums = logsumexp + (b * shape.kv_heads * shape.group + h) * shape.queries + start;
+            for (int64_t i = 0; i < n; i++) sums[i] = weigh_row(work + i * shape.row, visible == nullptr ? nullptr : visible + i * shape.mask.token, end);
+            float* out = z + b * shape.z.batch + h * shape.z.head + start * shape.z.token;
+            multiply(work, shape.row, 1, values, shape.v.token, out, shape.z.token, n, shape.d_value, end, 1.0f, false);
+        }
+    }
+}
+
+struct Gradients {  // dq, dk and dv lie in memory as (batch, token, head, channel)
+    const float* z;
+    Strides of_z;
+    float *q, *k, *v;
+};
+
+// With P the weights and G the gradient of Z: dV = P^T G, dP = G V^T, dS = P (dP - rowsum(P dP)), dQ = scale dS K, dK = scale dS^T Q.
+// ``work`` holds the scores of a block and their gradients, and the transposed keys and values.
+inline void attend_backward(
+    const AttentionShape& shape, const float* q, const float* k, const float* v, const uint8_t* mask, const float* logsumexp, const Gradients& grad, int64_t b,
+    int64_t kv, float* work) {
+    const int64_t heads = shape.kv_heads * shape.group, d = shape.d_head, d_value = shape.d_value;
+    const float *keys = k + b * shape.k.batch + kv * shape.k.head, *values = v + b * shape.v.batch + kv * shape.v.head;
+    float *dk = grad.k + (b * shape.keys * shape.kv_heads + kv) * d, *dv = grad.v + (b * shape.keys * shape.kv_heads + kv) * d_value;
+    float *dp = work + shape.block * shape.row, *keys_t = dp + shape.block * shape.row, *values_t = keys_t + d * shape.row;
+    transpose(keys, shape.k.token, shape.keys, d, keys_t, shape.row);
+    transpose(values, shape.v.token, shape.keys, d_value, values_t, shape.row);
+    for (int64_t j = 0; j < shape.keys; j++) {
+        std::fill_n(dk + j * shape.kv_heads * d, d, 0.0f);
+        std::fill_n(dv + j * shape.kv_heads * d_value, d_value, 0.0f);
+    }
+    for (int64_t h = kv * shape.group; h < (kv + 1) * shape.group; h++) {
+        for (int64_t start = 0; start < shape.queries; start += shape.block) {
+            const int64_t n = std::min(shape.block, shape.queries - start);
+            const uint8_t* visible = mask_of(shape, mask, b, h, start);
+            const float *queries = q + b * shape.q.batch + h * shape.q.head + start * shape.q.token, *sums = logsumexp + (b * heads + h) * shape.queries + start;
+            const float* g = grad.z + b * grad.of_z.batch + h * grad.of_z.head + start * grad.of_z.token;
+            const int64_t end = block_scores(shape, queries, keys_t, visible, n, work), whole = (end + LANES - 1) / LANES * LANES;
+            multiply(g, grad.of_z.token, 1, values_t, shape.row, dp, shape.row, n, whole, d_value, 1.0f, false);
+            for (int64_t i = 0; i < n; i++) weigh_row_again(work + i * shape.row, visible == nullptr ? nullptr : visible + i * shape.mask.token, end, sums[i]);
+            multiply(work, 1, shape.row, g, grad.of_z.token, dv, shape.kv_heads * d_value, end, d_value, n, 1.0f, true);
+            for (int64_t i = 0; i < n; i++) softmax_backward_row(dp + i * shape.row, work + i * shape.row, end);
+            multiply(dp, shape.row, 1, keys, shape.k.token, grad.q + ((b * shape.queries + start) * heads + h) * d, heads * d, n, d, end, shape.scale, false);
+            multiply(dp, 1, shape.row, queries, shape.q.token, dk, shape.kv_heads * d, end, d, n, shape.scale, true);
+        }
+    }
+}
+
+// Runs body(b, kv, work) for each key-value head of each row of the batch; each thread has floats of its own in ``work``.
+template <typename Body>
+void for_each_head(const AttentionShape& shape, float* work, int64_t floats, int threads, const Body& body) {
+    std::atomic<int64_t> next{0};
+    const int64_t n_items = shape.batch * shape.kv_heads;
+    for_each_chunk(std::min<int64_t>(threads, n_items), threads, [&](int64_t slot) {
+        for (int64_t i; (i = next.fetch_add(1)) < n_items;) body(i / shape.kv_heads, i % shape.kv_heads, work + slot * floats);
+    });
+}

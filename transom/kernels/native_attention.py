@@ -1,0 +1,103 @@
+"""Attention of training on a CPU in the project's own C++ (``native/attention.h``), without copies of heads and without saved weights."""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transom.files.cpu_info import cpu_flags
+from transom.kernels.elementwise import call_native, is_supported
+from transom.kernels.native_structs import AttentionStruct
+from transom.kernels.second_order import differentiable_gradients, needs_double_backward
+from transom.layers.attention import DEFAULT_ARGS, AttentionArgs
+from transom.layers.dispatch import REFERENCES
+
+MAX_BLOCK, MAX_SCORES = 64, 2**17
+"""Maximum number of queries of a block, and of its scores (512 KiB, half of a second-level cache)."""
+
+LANES = 16
+"""Numbers of a vector; the width of a head must be a multiple."""
+
+MAX_KEYS = 2**15
+"""Maximum number of keys; a row of their scores is 128 KiB."""
+
+
+def can_use_native_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs = DEFAULT_ARGS) -> bool:
+    """Return whether ``native_attention`` applies: training in float32 on a CPU with AVX-512; no bias, dropout or softcap."""
+    if not (q.dtype == k.dtype == v.dtype == torch.float32 and q.device.type == "cpu" and torch.is_grad_enabled()):
+        return False
+    whole_vectors = q.shape[3] % LANES == 0 == v.shape[3] % LANES
+    plain = args.bias is None and not args.dropout and args.softcap is None and args.sinks is None and args.score is None
+    enough = 0 < k.shape[2] <= MAX_KEYS and q.shape[2] > 0 and len(k) * k.shape[1] >= torch.get_num_threads()
+    return (
+        plain
+        and whole_vectors
+        and enough
+        and (args.mask is None or args.mask.shape[-1] == k.shape[2])
+        and _has_avx512()
+        and is_supported(q)
+    )
+
+
+class _NativeAttention(torch.autograd.Function):
+    """softmax(Q K^T / sqrt(d_k)) V; saves the logsumexp of each query's scores."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        q, k, v, mask = _channels_contiguous(q), _channels_contiguous(k), _channels_contiguous(v), _channels_contiguous(mask)
+        (batch, n_heads, n_queries, _), d_value = q.shape, v.shape[3]
+        z = q.new_empty(batch, n_queries, n_heads, d_value).transpose(1, 2)
+        logsumexp = q.new_empty(batch, n_heads, n_queries)
+        shape, threads = _attention_shape(q, k, v, z, mask), torch.get_num_threads()
+        floats = shape.row * (shape.block + shape.d_head)
+        call_native("attention", ctypes.byref(shape), q, k, v, mask, z, logsumexp, q.new_empty(threads * floats), floats, threads)
+        ctx.save_for_backward(q, k, v, mask, logsumexp)
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, mask, logsumexp = ctx.saved_tensors
+        if needs_double_backward():
+            args = AttentionArgs(mask)
+            return *differentiable_gradients(lambda *qkv: REFERENCES["attention"](*qkv, args), (q, k, v), grad), None
+        grad = _channels_contiguous(grad)
+        shape, threads = _attention_shape(q, k, v, grad, mask), torch.get_num_threads()
+        gradients = [x.new_empty(len(x), x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q, k, v)]
+        floats, strides = shape.row * (2 * shape.block + shape.d_head + shape.d_value), (ctypes.c_int64 * 3)(*grad.stride()[:3])
+        call_native(
+            *("attention_backward", ctypes.byref(shape), q, k, v, mask, logsumexp, grad),
+            *(strides, *gradients, q.new_empty(threads * floats), floats, threads),
+        )
+        return *gradients, None
+
+
+def _channels_contiguous(x: Any) -> Any:
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def _attention_shape(q: Tensor, k: Tensor, v: Tensor, z: Tensor, mask: Tensor | None) -> AttentionStruct:
+    """Describe the tensors; a block is as large as its scores stay in the near caches."""
+    n_queries, n_keys = q.shape[2], k.shape[2]
+    row = -(-n_keys // LANES) * LANES
+    block = min(max(MAX_SCORES // row, LANES), MAX_BLOCK, n_queries)
+    group = q.shape[1] // k.shape[1]
+    sizes = (len(q), k.shape[1], group, n_queries, n_keys, q.shape[3], v.shape[3], block, row)
+    shown = (0, 0, 0) if mask is None else mask.expand(len(q), q.shape[1], n_queries, n_keys).stride()[:3]
+    strides = [*(x.stride()[:3] for x in (q, k, v, z)), shown]
+    return AttentionStruct(*sizes, *(each for strides_of_one in strides for each in strides_of_one), q.shape[3] ** -0.5)
+
+
+@cache
+def _has_avx512() -> bool:
+    return "avx512f" in cpu_flags()
+
+
+_attend: Callable[..., Tensor] = _NativeAttention.apply
+
+
+def native_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs = DEFAULT_ARGS) -> Tensor:
+    """Compute attention as ``layers.attention.explicit_attention``; the result lies in memory as (batch, query, n_heads, d_value)."""
+    return _attend(q, k, v, args.mask)
