@@ -61,6 +61,7 @@ ALLOWED_SKIPS: dict[str, str] = {
     "tests/kernels/test_native_decoder.py::test_8_bits_and_early_exits_are_refused_together": _COMPILED,
     "tests/kernels/test_traced_search.py::test_a_search_is_certified_in_bfloat16_and_reported_in_int8": _COMPILED,
     "tests/kernels/test_elementwise.py": "needs a C++ compiler",
+    "tests/kernels/test_native_attention.py": "needs AVX-512",
     "tests/kernels/test_native_build.py": _COMPILED,
     "tests/kernels/test_native_decoder_bounds.py": _COMPILED,
     "tests/training/test_resume.py::test_the_heap_checks_see_an_overrun": "needs glibc's heap checks",

@@ -35,11 +35,7 @@ def test_operations_have_kinds(operation: str, kind: str) -> None:
 def test_times_are_those_of_the_operations() -> None:
     a, b = torch.randn(700, 700), torch.randn(700, 700)
     seconds = profiled(lambda: [a @ b for _ in range(5)], 2)
-    assert seconds["products with weights"] > 0.8 * sum(seconds.values()) and set(seconds) <= {
-        "products with weights",
-        OUTSIDE,
-        "copies and casts",
-    }
+    assert seconds["products with weights"] > 0.8 * sum(seconds.values())
 
 
 @pytest.mark.parametrize("family", ["gpt2", "vit"])

@@ -10,8 +10,9 @@ import sys
 import torch
 from torch import Tensor
 
-from transom.kernels import elementwise
+from transom.kernels import elementwise, native_attention
 from transom.kernels.native_library import ELEMENTWISE_FUNCTIONS, NativeLibrary, declare_functions
+from transom.layers.attention import AttentionArgs
 from transom.layers.dropout import KeyedMasks
 
 
@@ -36,6 +37,12 @@ def run(library: ctypes.CDLL) -> int:
         sum(each.float().sum() for each in found).backward()  # type: ignore[union-attr]
         assert all(each.isfinite().all() for each in (*found, x.grad, up.grad, weight.grad, bias.grad) if each is not None)
         n_results += len(found)
+        q = torch.randn(2, 2, shape[0], 32, requires_grad=True)
+        for mask in (None, torch.ones(shape[0], shape[0], dtype=torch.bool).tril()[None, None]):
+            z = native_attention.native_attention(q, q, q, AttentionArgs(mask))
+            z.sum().backward()
+            assert z.isfinite().all()
+            n_results += 1
         p = torch.randn(1, 2, *shape).to(dtype)
         for mask in (None, torch.ones(shape, dtype=torch.bool).tril()[None, None], torch.zeros(1, 1, 1, shape[1], dtype=torch.bool)):
             elementwise.softmax_(p, mask)

@@ -66,6 +66,7 @@ CASES: dict[tuple[str, str], Callable[[], tuple[list[Tensor], tuple[Any, ...]]]]
     ("layer_norm", "fused"): lambda: ([torch.randn(4096, 64), 1 + torch.randn(64) / 3, torch.randn(64)], (1e-5,)),
     ("rms_norm", "written out"): lambda: ([torch.randn(4096, 64), 1 + torch.randn(64) / 3], (1e-6,)),
     ("rms_norm", "fused"): lambda: ([torch.randn(4096, 64), 1 + torch.randn(64) / 3], (1e-6,)),
+    ("attention", "C++"): lambda: (heads(60), (AttentionArgs(torch.ones(60, 60, dtype=torch.bool).tril()[None, None]),)),
     ("attention", "short"): lambda: (heads(60), (AttentionArgs(torch.ones(60, 60, dtype=torch.bool).tril()[None, None], softcap=5.0),)),
     ("attention", "query chunks"): lambda: (heads(60), (AttentionArgs(dropout=0.25, dropout_masks=KeyedMasks(torch.arange(2))),)),
     ("attention", "fused"): lambda: (heads(60), (AttentionArgs(torch.ones(60, 60, dtype=torch.bool).tril()[None, None]),)),

@@ -13,6 +13,7 @@ from transom.config.vision import ImageClassifierConfig
 from transom.data.batch import Batch, ImageBatch, translation_batch
 from transom.data.tokenizer.special_tokens import EOS
 from transom.layers.dispatch import KERNEL_TABLE, REFERENCES, Kernel, kernels_of
+from transom.layers.dropout import keyed_dropout, keyed_rows, name_dropout_sites
 from transom.models.base import Network
 
 BATCH_SIZE, SEQUENCE_LENGTH = 8, 64
@@ -59,12 +60,15 @@ def trace_kernel_paths(model: Network, batch: Batch, training: bool = False) -> 
     Args:
         model: the model; its weights and the caller's random state are unchanged.
         batch: input of the model.
-        training: run with gradients and dropout.
+        training: run with gradients and dropout, as a training step does.
     """
     counts = Counter[tuple[str, Kernel]]()
     was_training = model.training
-    with torch.random.fork_rng([]), torch.set_grad_enabled(training), _count_calls(model, counts):
-        model.train(training)(batch)
+    if training:
+        name_dropout_sites(model)
+    with torch.random.fork_rng([]), torch.set_grad_enabled(training), keyed_dropout(0, 0), _count_calls(model, counts):
+        with keyed_rows(batch.sample_ids, model.device):
+            model.train(training)(batch)
     model.train(was_training)
     return [KernelPath(layer, row.operation, row.path, row.reason, calls) for (layer, row), calls in counts.items()]
 
