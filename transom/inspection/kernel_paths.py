@@ -66,9 +66,14 @@ def trace_kernel_paths(model: Network, batch: Batch, training: bool = False) -> 
     was_training = model.training
     if training:
         name_dropout_sites(model)
-    with torch.random.fork_rng([]), torch.set_grad_enabled(training), keyed_dropout(0, 0), _count_calls(model, counts):
-        with keyed_rows(batch.sample_ids, model.device):
-            model.train(training)(batch)
+    with (
+        torch.random.fork_rng([]),
+        torch.set_grad_enabled(training),
+        keyed_dropout(0, 0),
+        keyed_rows(batch.sample_ids, model.device),
+        _count_calls(model, counts),
+    ):
+        model.train(training)(batch)
     model.train(was_training)
     return [KernelPath(layer, row.operation, row.path, row.reason, calls) for (layer, row), calls in counts.items()]
 

@@ -37,10 +37,13 @@ _ELEMENTWISE: _Functions = {
     "softmax_backward": ([*[_POINTER] * 2, _LONG, _LONG, _INT], None),
 }
 ELEMENTWISE_FUNCTIONS: _Functions = {
+    f"transom_{name}_{dtype}": types for name, types in _ELEMENTWISE.items() for dtype in ("bfloat16", "float32")
+}
+ELEMENTWISE_FUNCTIONS |= {
     "transom_set_parallel": ([_POINTER], None),
     "transom_attention": ([*[_POINTER] * 8, _LONG, _INT], None),
     "transom_attention_backward": ([*[_POINTER] * 12, _LONG, _INT], None),
-} | {f"transom_{name}_{dtype}": types for name, types in _ELEMENTWISE.items() for dtype in ("bfloat16", "float32")}
+}
 """Argument types and result type of each function of ``elementwise.cpp``."""
 
 
