@@ -1,6 +1,6 @@
 """Measure where a training step of each family spends its time, beside the transformers library's fastest modes and the machine's limits.
 
-    python -m benchmarks.step_budget [--only gpt2 llama bert vit] [--no-compile] [--quick] [--rounds N] [--out FILE]
+    python -m benchmarks.step_budget [--only gpt2 gpt-384 llama bert vit] [--no-compile] [--quick] [--rounds N] [--out FILE]
 
 The limits are the matrix products at the measured peak rate, and the least traffic of the optimizer at the measured bandwidth. Times are
 those that PyTorch's profiler attributes to an operation itself, without the operations that it calls. A graph compiled by `torch.compile`
@@ -36,7 +36,7 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("products of attention", ("bmm",)),
     ("fused attention", ("scaled_dot_product",)),
     ("compiled loops", ("Compiled", "graph_")),
-    ("native kernels", ("_Activation", "_Norm", "_Rotate", "_ShortAttention")),
+    ("native kernels", ("_Activation", "_Norm", "_Rotate", "_Dropout", "_NativeAttention", "_ShortAttention")),
     ("softmax and loss", ("softmax", "nll_loss", "cross_entropy", "CrossEntropy")),
     ("norms", ("layer_norm", "rms_norm")),
     ("copies and casts", ("copy_", "_to_copy", "clone", "cat", "contiguous", "fill_", "zero_", "empty")),

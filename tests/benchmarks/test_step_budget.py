@@ -21,6 +21,8 @@ TINY = {family.name: family for family in families(quick=True)}
         ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "fused attention"),
         ("CompiledFunctionBackward", "compiled loops"),
         ("_NormBackward", "native kernels"),
+        ("_NativeAttentionBackward", "native kernels"),
+        ("_Dropout", "native kernels"),
         ("aten::native_layer_norm_backward", "norms"),
         ("aten::_softmax", "softmax and loss"),
         ("aten::_fused_adam_", "optimizer and clipping"),
@@ -45,6 +47,7 @@ def test_most_of_a_step_has_a_kind(system: str, family: str) -> None:
         seconds = budget()
         assert seconds["products with weights"] > 0 and seconds["optimizer and clipping"] > 0
         assert set(seconds) <= {kind for kind, _ in step_budget.KINDS} | {"element-wise", OUTSIDE}
+        assert seconds.get("native kernels", 0) > 0 if system == "transom" else "native kernels" not in seconds
 
 
 @pytest.mark.long

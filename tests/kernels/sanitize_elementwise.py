@@ -20,7 +20,7 @@ def run(library: ctypes.CDLL) -> int:
     """Compute every operation; return how many results there were."""
     elementwise.load_elementwise_library = lambda: NativeLibrary(library, "under a sanitizer")  # type: ignore[assignment]
     n_results = 0
-    shapes = ((1, 1), (3, 17), (65, 33), (700, 50))
+    shapes = ((1, 1), (3, 17), (65, 33), (700, 50), (3, 1100))
     for threads, dtype, shape in itertools.product((1, 3), (torch.bfloat16, torch.float32), shapes):
         torch.set_num_threads(threads)
         x, up = (torch.randn(shape).to(dtype).requires_grad_() for _ in range(2))
@@ -37,9 +37,9 @@ def run(library: ctypes.CDLL) -> int:
         sum(each.float().sum() for each in found).backward()  # type: ignore[union-attr]
         assert all(each.isfinite().all() for each in (*found, x.grad, up.grad, weight.grad, bias.grad) if each is not None)
         n_results += len(found)
-        q = torch.randn(2, 2, shape[0], 32, requires_grad=True)
+        q, k, v = (torch.randn(2, heads, shape[0], width, requires_grad=True) for heads, width in ((4, 48), (2, 48), (2, 16)))
         for mask in (None, torch.ones(shape[0], shape[0], dtype=torch.bool).tril()[None, None]):
-            z = native_attention.native_attention(q, q, q, AttentionArgs(mask))
+            z = native_attention.native_attention(q, k, v, AttentionArgs(mask))
             z.sum().backward()
             assert z.isfinite().all()
             n_results += 1

@@ -235,6 +235,27 @@ def test_gradients_can_be_differentiated_again() -> None:
         assert float((mine - theirs).float().norm() / theirs.float().norm()) < 0.05
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_contiguous_has_its_second_derivative_too(dtype: torch.dtype) -> None:
+    """As the queries and keys of QK-norm, which lie in memory by token."""
+    torch.manual_seed(1)
+    x, weight = torch.randn(2, 6, 4, 16).to(dtype).transpose(1, 2), torch.randn(16)
+
+    def penalty(operation: Callable[..., Tensor]) -> Tensor:
+        given = x.detach().requires_grad_()
+        (grad,) = torch.autograd.grad(operation(given).float().square().sum(), given, create_graph=True)
+        return torch.autograd.grad(grad.float().square().sum(), given)[0]
+
+    pairs: list[tuple[Callable[..., Tensor], Callable[..., Tensor]]] = [
+        (lambda x: elementwise.rms_norm(x, weight, 1e-3), lambda x: REFERENCES["rms_norm"](x, weight, 1e-3)),
+        (lambda x: elementwise.layer_norm(x, weight, None, 1e-3), lambda x: REFERENCES["layer_norm"](x, weight, None, 1e-3)),
+        (lambda x: elementwise.activate(x, x, F.silu), lambda x: REFERENCES["activation"](x, x, F.silu)),
+    ]
+    for ours, theirs in pairs:
+        mine, right = penalty(ours).float(), penalty(theirs).float()
+        assert float((mine - right).norm()) <= 10 * ROUNDING[dtype] * float(right.norm())
+
+
 def gradients(fields: dict[str, Any], dtype: torch.dtype) -> list[Tensor]:
     """Return the gradients of a small decoder's loss; the products are in ``dtype``."""
     torch.manual_seed(1)

@@ -44,6 +44,7 @@ def mask_of(kind: str, batch: int, heads: int, queries: int, keys: int) -> Tenso
         "causal": torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)[None, None],
         "padding": torch.rand(batch, 1, 1, keys) < 0.7,
         "any": torch.rand(batch, heads, queries, keys) < 0.5,
+        "by key": (torch.rand(keys, queries) < 0.5).T[None, None],
         "nothing": torch.zeros(batch, 1, queries, keys, dtype=torch.bool),
     }[kind]
 
@@ -51,7 +52,7 @@ def mask_of(kind: str, batch: int, heads: int, queries: int, keys: int) -> Tenso
 @settings(max_examples=60, deadline=None)
 @given(
     *(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 140), st.integers(1, 140)),
-    *(st.sampled_from([16, 48, 80]), st.sampled_from([16, 64]), st.sampled_from(["none", "causal", "padding", "any", "nothing"])),
+    *(st.sampled_from([16, 48, 80]), st.sampled_from([16, 64]), st.sampled_from(["none", "causal", "padding", "any", "by key", "nothing"])),
     *(st.booleans(), st.integers(1, 3)),
 )
 def test_it_equals_the_reference(
@@ -91,9 +92,12 @@ def test_special_values_stay_with_their_query(value: float) -> None:
     assert torch.allclose(found, exact, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-def test_gradients_can_be_differentiated_again() -> None:
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_gradients_can_be_differentiated_again(by_channel: bool) -> None:
     torch.manual_seed(3)
     inputs, args = [drawn(2, heads, 9, 16, True) for heads in (4, 2, 2)], AttentionArgs(mask_of("causal", 2, 4, 9, 9))
+    if by_channel:  # copied before autograd sees it
+        inputs = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in inputs]
 
     def penalty(attention: Callable[..., Tensor]) -> list[Tensor]:
         given = [x.detach().requires_grad_() for x in inputs]
@@ -109,7 +113,7 @@ def test_no_weights_are_kept() -> None:
     inputs = [drawn(2, 4, 200, 16, True).requires_grad_() for _ in range(3)]
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x), x)[1], lambda x: x):
         native_attention(*inputs, AttentionArgs(mask_of("causal", 2, 4, 200, 200)))
-    assert sum(x.numel() for x in kept) == sum(x.numel() for x in inputs) + 2 * 4 * 200 + 200 * 200
+    assert sum(x.numel() for x in kept) == sum(x.numel() for x in inputs) + 2 * 2 * 4 * 200 + 200 * 200
 
 
 @pytest.mark.parametrize(
@@ -119,7 +123,7 @@ def test_no_weights_are_kept() -> None:
         ({"softcap": 5.0}, 16, torch.float32),
         ({"dropout": 0.5}, 16, torch.float32),
         ({"sinks": torch.zeros(4)}, 16, torch.float32),
-        ({}, 12, torch.float32),
+        ({}, 12, torch.float32),  # not whole vectors
         ({}, 16, torch.float64),
         ({}, 16, torch.bfloat16),
     ],

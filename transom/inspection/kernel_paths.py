@@ -58,7 +58,7 @@ def trace_kernel_paths(model: Network, batch: Batch, training: bool = False) -> 
     """Run a model on a batch and return the kernel that computed each operation of each layer, in order of first use.
 
     Args:
-        model: the model; its weights and the caller's random state are unchanged.
+        model: the model; its weights and the caller's random state are unchanged, but for training its dropout sites get their names.
         batch: input of the model.
         training: run with gradients and dropout, as a training step does.
     """

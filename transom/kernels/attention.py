@@ -1,6 +1,6 @@
 """Attention kernels: explicit attention with a hand-written gradient for training on a CPU, and PyTorch's fused kernel.
 
-For training on a CPU, the explicit kernel is the fastest for short sequences, and for the visible tiles of long sequences.
+For training in bfloat16 on a CPU, the explicit kernel is the fastest for short sequences, and for the visible tiles of long sequences.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from transom.layers.dropout import KeyedMasks, draw_dropout_mask, round_probabil
 
 MAX_SHORT_KEYS = 1024
 """Maximum number of keys for which training on a CPU uses explicit attention. Up to this number PyTorch's fused kernel is 1.4 to 8 times
-slower, forward and backward. With more keys, the attention weights that are saved for the gradient would take too much memory."""
+slower in bfloat16, forward and backward. With more keys, the weights that are saved for the gradient would take too much memory."""
 
 MAX_CHUNK_WEIGHTS = 2**24
 """Maximum number of attention weights that ``attention_by_query_chunks`` computes at once (64 MB in float32)."""
@@ -38,7 +38,7 @@ class SavedWeights(NamedTuple):
         p: softmax of the scores, before dropout.
         logsumexp: logsumexp of each query's scores, in float32 or wider; None unless requested.
         dropout_mask: 0 or 1 / (1 - dropout), the factor of ``p``; None without dropout.
-        fully_masked: True for queries that may attend to no key; None without a mask.
+        fully_masked: True for queries that may attend to no key; None without a mask, or if there is no such query.
         softcap_gradient: derivative of the softcap at each score; None without a softcap.
     """
 
@@ -217,7 +217,7 @@ def short_attention(
     v: Float[Tensor, "batch kv_heads key d_value"],
     args: AttentionArgs = DEFAULT_ARGS,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Compute explicit attention with a hand-written gradient, the fastest way to train with short sequences on a CPU.
+    """Compute explicit attention with a hand-written gradient, which saves the weights.
 
     Equal to ``explicit_attention``, except that sinks are not supported and the bias gets no gradient.
     """

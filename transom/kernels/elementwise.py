@@ -2,7 +2,9 @@
 
 They are activations, norms, rotary positions, keyed dropout and the softmax of attention, in bfloat16 and float32. PyTorch computes them
 in several passes over memory, in bfloat16 some with float32 copies. The arithmetic here is in float32, and only results are rounded, so
-that errors are at most those of PyTorch. Results do not depend on the number of threads.
+that in bfloat16 errors are at most those of PyTorch. Results do not depend on the number of threads.
+
+The functions copy what is not contiguous before autograd sees it, so that second derivatives follow the copy.
 """
 
 import ctypes
@@ -29,7 +31,7 @@ CODES: dict[Callable[[Tensor], Tensor], int] = {relu: 0, F.gelu: 1, gelu_tanh: 2
 MIN_ELEMENTS = 2**15
 """Number of elements from which ``activate`` is faster than PyTorch; its call takes six microseconds longer."""
 
-MAX_KEYS = 4096
+MAX_SOFTMAX_KEYS = 4096
 """Maximum number of keys of ``softmax_``, as in ``elementwise.cpp``."""
 
 
@@ -80,7 +82,6 @@ class _Activation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, up: Tensor | None, activation: Callable[[Tensor], Tensor]) -> Tensor:
-        x, up = x.contiguous(), None if up is None else up.contiguous()
         ctx.save_for_backward(x, up)
         ctx.activation = activation
         out = torch.empty_like(x)
@@ -103,7 +104,6 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centered: bool) -> Tensor:
-        x = x.contiguous()
         out, inverse = torch.empty_like(x), torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
         mean = torch.empty_like(inverse) if centered else None
         _call("norm", x.dtype, x, weight, bias, out, mean, inverse, inverse.numel(), x.shape[-1], eps, torch.get_num_threads())
@@ -219,10 +219,8 @@ def _openmp_libraries() -> list[Path]:
     return sorted(found, key=lambda path: (not path.is_relative_to(Path(torch.__file__).parent), path))
 
 
+_activate: Callable[..., Tensor] = _Activation.apply
 _normalize: Callable[..., Tensor] = _Norm.apply
-
-activate: Callable[..., Tensor] = _Activation.apply
-"""Compute f(x), or f(x) * up; arguments as in ``layers.activation.activate``."""
 
 drop_keyed: Callable[..., Tensor] = _Dropout.apply
 """Apply a keyed dropout mask; arguments as in ``layers.dropout.drop_keyed``."""
@@ -231,19 +229,24 @@ rotate: Callable[[Tensor, Tensor, Tensor], Tensor] = _Rotate.apply
 """Apply RoPE as ``layers.position_encoding.rotate_pairs``; arguments (x, cos, sin), of which only ``x`` gets a gradient."""
 
 
+def activate(x: Tensor, up: Tensor | None, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """Compute f(x), or f(x) * up (``layers/activation.py``)."""
+    return _activate(x.contiguous(), None if up is None else up.contiguous(), activation)
+
+
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """Apply layer normalization (``layers/norm.py``)."""
-    return _normalize(x, weight, bias, eps, True)
+    return _normalize(x.contiguous(), weight, bias, eps, True)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Apply RMS normalization (``layers/norm.py``)."""
-    return _normalize(x, weight, None, eps, False)
+    return _normalize(x.contiguous(), weight, None, eps, False)
 
 
 def can_take_softmax(s: Tensor, mask: Tensor | None) -> bool:
     """Return whether ``softmax_`` applies: contiguous scores on a CPU, and a mask with one value per key."""
-    return is_supported(s) and s.is_contiguous() and 0 < s.shape[-1] <= MAX_KEYS and (mask is None or mask.shape[-1] == s.shape[-1])
+    return is_supported(s) and s.is_contiguous() and 0 < s.shape[-1] <= MAX_SOFTMAX_KEYS and (mask is None or mask.shape[-1] == s.shape[-1])
 
 
 def softmax_(s: Float[Tensor, "batch n_heads query key"], mask: Bool[Tensor, "#batch #n_heads #query key"] | None) -> bool:

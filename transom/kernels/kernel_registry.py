@@ -110,10 +110,15 @@ KERNELS = [
     ),
     Kernel(*("rms_norm", "fused", "on other devices", always, norm.fused_rms_norm, 3e-7), "PyTorch's kernel reads x once", _no_gpu),
     Kernel(
-        *("attention", "C++", "float32 on a CPU, in training; no bias, dropout, softcap or sinks"),
+        *(
+            "attention",
+            "C++",
+            "float32 on a CPU with AVX-512, in training; heads of 16, 32, ... channels, at least one per thread; no bias,"
+            " dropout, softcap or sinks",
+        ),
         *(native_attention.can_use_native_attention, native_attention.native_attention, 3e-7),
-        "copies no heads and keeps no weights; scores stay in the near caches, and the hidden half of a causal mask is left out",
-        _no_elementwise_library,
+        "copies no heads and keeps no weights; scores stay in the near caches, and keys after the last visible one of a block are left out",
+        native_attention.missing_for_attention,
     ),
     Kernel(
         *(
@@ -122,7 +127,7 @@ KERNELS = [
             f"at most {attention.MAX_SHORT_KEYS:,} keys on a CPU, in training; dot products, no sinks, no learned bias",
         ),
         *(attention.can_use_short_attention, attention.short_attention, 3e-7),
-        "stores the weights for a hand-written gradient; PyTorch's fused kernel is 1.4 to 8 times slower here",
+        "stores the weights for a hand-written gradient; in bfloat16, PyTorch's fused kernel is 1.4 to 8 times slower",
     ),
     Kernel(
         *("attention", "query chunks", "keyed dropout; more keys, other devices, or what ``short`` does not support"),

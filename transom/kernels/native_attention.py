@@ -10,13 +10,14 @@ from torch import Tensor
 
 from transom.files.cpu_info import cpu_flags
 from transom.kernels.elementwise import call_native, is_supported
+from transom.kernels.native_library import load_elementwise_library
 from transom.kernels.native_structs import AttentionStruct
 from transom.kernels.second_order import differentiable_gradients, needs_double_backward
 from transom.layers.attention import DEFAULT_ARGS, AttentionArgs
 from transom.layers.dispatch import REFERENCES
 
 MAX_BLOCK, MAX_SCORES = 64, 2**17
-"""Maximum number of queries of a block, and of its scores (512 KiB, half of a second-level cache)."""
+"""Maximum number of queries of a block, and of its scores (512 KiB, half of a second-level cache); 16 queries always fit."""
 
 LANES = 16
 """Numbers of a vector; the width of a head must be a multiple."""
@@ -26,51 +27,56 @@ MAX_KEYS = 2**15
 
 
 def can_use_native_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs = DEFAULT_ARGS) -> bool:
-    """Return whether ``native_attention`` applies: training in float32 on a CPU with AVX-512; no bias, dropout or softcap."""
+    """Return whether ``native_attention`` applies: training in float32 on a CPU with AVX-512; no bias, dropout or softcap.
+
+    There must be at least as many key-value heads in the batch as threads, each of which computes whole heads.
+    """
     if not (q.dtype == k.dtype == v.dtype == torch.float32 and q.device.type == "cpu" and torch.is_grad_enabled()):
         return False
-    whole_vectors = q.shape[3] % LANES == 0 == v.shape[3] % LANES
     plain = args.bias is None and not args.dropout and args.softcap is None and args.sinks is None and args.score is None
+    fit = q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3] and k.shape[:3] == v.shape[:3] and q.shape[1] % max(k.shape[1], 1) == 0
+    whole_vectors = q.shape[3] > 0 and q.shape[3] % LANES == 0 == v.shape[3] % LANES
     enough = 0 < k.shape[2] <= MAX_KEYS and q.shape[2] > 0 and len(k) * k.shape[1] >= torch.get_num_threads()
-    return (
-        plain
-        and whole_vectors
-        and enough
-        and (args.mask is None or args.mask.shape[-1] == k.shape[2])
-        and _has_avx512()
-        and is_supported(q)
-    )
+    masked = args.mask is None or args.mask.shape[-1] == k.shape[2]
+    return plain and fit and whole_vectors and enough and masked and missing_for_attention() is None and is_supported(q)
+
+
+@cache
+def missing_for_attention() -> str | None:
+    """Return what this machine lacks for ``native_attention``; None if nothing."""
+    return load_elementwise_library().reason if load_elementwise_library().library is None else _missing_instructions()
+
+
+def _missing_instructions() -> str | None:
+    return None if "avx512f" in cpu_flags() else "this CPU has no avx512f"
 
 
 class _NativeAttention(torch.autograd.Function):
-    """softmax(Q K^T / sqrt(d_k)) V; saves the logsumexp of each query's scores."""
+    """softmax(Q K^T / sqrt(d_k)) V; saves the largest score of each query, and 1 / the sum of exp(score - largest)."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        q, k, v, mask = _channels_contiguous(q), _channels_contiguous(k), _channels_contiguous(v), _channels_contiguous(mask)
         (batch, n_heads, n_queries, _), d_value = q.shape, v.shape[3]
         z = q.new_empty(batch, n_queries, n_heads, d_value).transpose(1, 2)
-        logsumexp = q.new_empty(batch, n_heads, n_queries)
+        normalizers = q.new_empty(batch, n_heads, n_queries, 2)
         shape, threads = _attention_shape(q, k, v, z, mask), torch.get_num_threads()
         floats = shape.row * (shape.block + shape.d_head)
-        call_native("attention", ctypes.byref(shape), q, k, v, mask, z, logsumexp, q.new_empty(threads * floats), floats, threads)
-        ctx.save_for_backward(q, k, v, mask, logsumexp)
+        call_native("attention", ctypes.byref(shape), q, k, v, mask, z, normalizers, q.new_empty(threads * floats), floats, threads)
+        ctx.save_for_backward(q, k, v, mask, normalizers)
         return z
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, mask, logsumexp = ctx.saved_tensors
+        q, k, v, mask, normalizers = ctx.saved_tensors
         if needs_double_backward():
             args = AttentionArgs(mask)
             return *differentiable_gradients(lambda *qkv: REFERENCES["attention"](*qkv, args), (q, k, v), grad), None
         grad = _channels_contiguous(grad)
         shape, threads = _attention_shape(q, k, v, grad, mask), torch.get_num_threads()
         gradients = [x.new_empty(len(x), x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in (q, k, v)]
-        floats, strides = shape.row * (2 * shape.block + shape.d_head + shape.d_value), (ctypes.c_int64 * 3)(*grad.stride()[:3])
-        call_native(
-            *("attention_backward", ctypes.byref(shape), q, k, v, mask, logsumexp, grad),
-            *(strides, *gradients, q.new_empty(threads * floats), floats, threads),
-        )
+        floats = shape.row * (2 * shape.block + shape.d_head + shape.d_value)
+        work = q.new_empty(threads * floats)
+        call_native("attention_backward", ctypes.byref(shape), q, k, v, mask, normalizers, grad, *gradients, work, floats, threads)
         return *gradients, None
 
 
@@ -90,14 +96,10 @@ def _attention_shape(q: Tensor, k: Tensor, v: Tensor, z: Tensor, mask: Tensor | 
     return AttentionStruct(*sizes, *(each for strides_of_one in strides for each in strides_of_one), q.shape[3] ** -0.5)
 
 
-@cache
-def _has_avx512() -> bool:
-    return "avx512f" in cpu_flags()
-
-
 _attend: Callable[..., Tensor] = _NativeAttention.apply
 
 
 def native_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs = DEFAULT_ARGS) -> Tensor:
     """Compute attention as ``layers.attention.explicit_attention``; the result lies in memory as (batch, query, n_heads, d_value)."""
-    return _attend(q, k, v, args.mask)
+    q, k, v, mask = (_channels_contiguous(x) for x in (q, k, v, args.mask))
+    return _attend(q, k, v, mask)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 NATIVE = Path(__file__).parent / "native"
 STEP, ELEMENTWISE = NATIVE / "step.cpp", NATIVE / "elementwise.cpp"
-DESCRIPTIONS = {STEP: "the native decoder", ELEMENTWISE: "the native element-wise operations"}
+DESCRIPTIONS = {STEP: "the native decoder", ELEMENTWISE: "the native operations of training"}
 CHECK = Path(__file__).parent / "native_check.py"
 FLAGS = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"]
 

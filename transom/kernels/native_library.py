@@ -42,7 +42,7 @@ ELEMENTWISE_FUNCTIONS: _Functions = {
 ELEMENTWISE_FUNCTIONS |= {
     "transom_set_parallel": ([_POINTER], None),
     "transom_attention": ([*[_POINTER] * 8, _LONG, _INT], None),
-    "transom_attention_backward": ([*[_POINTER] * 12, _LONG, _INT], None),
+    "transom_attention_backward": ([*[_POINTER] * 11, _LONG, _INT], None),
 }
 """Argument types and result type of each function of ``elementwise.cpp``."""
 

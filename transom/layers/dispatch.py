@@ -37,7 +37,7 @@ class Kernel(NamedTuple):
         condition: function of the operation's arguments that returns whether the kernel supports them.
         implementation: function of the same arguments with the same result.
         error: largest relative error |kernel - exact| / |exact| of results and gradients, where exact is the reference in float64;
-            measured in float32, or in bfloat16 for kernels that support only bfloat16.
+            measured in float32, or in bfloat16 for kernels whose own dtype it is; these are more exact in float32.
         reason: the advantage of the kernel, and the differences of its results from the reference, if any.
         missing: function that describes what this machine lacks to run the kernel; it returns None if nothing is missing.
     """

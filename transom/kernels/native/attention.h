@@ -1,7 +1,7 @@
 // Attention of a training step in float32: softmax(Q K^T / sqrt(d_k)) V, forward and backward, for processors with AVX-512.
 //
 // Each head is computed in blocks of queries, whose scores stay in the near caches, and keys after the last visible one of a block are left
-// out: 3 of 8 pairs in a causal mask of four blocks. The backward pass computes the weights again from the logsumexp of each query, so no
+// out: 3 of 8 pairs in a causal mask of four blocks. The backward pass computes the weights again from the normalizer of each query, so no
 // weights are kept. Vectors are read and written where the projections have them.
 
 typedef float Vector __attribute__((vector_size(64), aligned(4), may_alias));
@@ -72,7 +72,7 @@ struct Strides {  // of a tensor (batch, head, token, channel) whose channels ar
     int64_t batch, head, token;
 };
 
-struct AttentionShape {  // as in elementwise.py
+struct AttentionShape {  // as AttentionStruct in native_structs.py; z is the output, or its gradient
     int64_t batch, kv_heads, group, queries, keys, d_head, d_value, block, row;  // row: keys, rounded up to a multiple of 16
     Strides q, k, v, z, mask;
     float scale;
@@ -88,8 +88,12 @@ inline int64_t block_scores(const AttentionShape& shape, const float* q, const f
     return end;
 }
 
-// Replaces a row of scores by weights; returns the logsumexp, infinity if no key is visible, whose weights are 0.
-inline float weigh_row(float* __restrict s, const uint8_t* __restrict mask, int64_t end) {
+struct Normalizer {  // a weight is exp(score - largest) inverse
+    float largest, inverse;
+};
+
+// Replaces a row of scores by weights, which are 0 if no key is visible.
+inline Normalizer weigh_row(float* __restrict s, const uint8_t* __restrict mask, int64_t end) {
     if (mask != nullptr) {
 #pragma omp simd
         for (int64_t j = 0; j < end; j++) s[j] = mask[j] ? s[j] : -INFINITY;
@@ -99,22 +103,23 @@ inline float weigh_row(float* __restrict s, const uint8_t* __restrict mask, int6
     for (int64_t j = 0; j < end && !visible; j++) visible = mask[j];
     if (!visible) {
         std::fill(s, s + end, 0.0f);
-        return INFINITY;
+        return {0.0f, 0.0f};
     }
     const float sum = exponentiate(s, end, largest), inverse = 1.0f / sum;
 #pragma omp simd
     for (int64_t j = 0; j < end; j++) s[j] *= inverse;
-    return largest + std::log(sum);
+    return {largest, inverse};
 }
 
 // Replaces a row of scores by the weights that the forward pass had.
-inline void weigh_row_again(float* __restrict s, const uint8_t* __restrict mask, int64_t end, float logsumexp) {
+inline void weigh_row_again(float* __restrict s, const uint8_t* __restrict mask, int64_t end, Normalizer normalizer) {
+    const float largest = normalizer.largest, inverse = normalizer.inverse;
     if (mask == nullptr) {
 #pragma omp simd
-        for (int64_t j = 0; j < end; j++) s[j] = numerator(s[j] - logsumexp);
+        for (int64_t j = 0; j < end; j++) s[j] = numerator(s[j] - largest) * inverse;
     } else {
 #pragma omp simd
-        for (int64_t j = 0; j < end; j++) s[j] = mask[j] ? numerator(s[j] - logsumexp) : 0.0f;
+        for (int64_t j = 0; j < end; j++) s[j] = mask[j] ? numerator(s[j] - largest) * inverse : 0.0f;
     }
 }
 
@@ -124,8 +129,8 @@ inline const uint8_t* mask_of(const AttentionShape& shape, const uint8_t* mask, 
 
 // One key-value head of one row of the batch; ``work`` holds the scores of a block and the transposed keys.
 inline void attend(
-    const AttentionShape& shape, const float* q, const float* k, const float* v, const uint8_t* mask, float* z, float* logsumexp, int64_t b, int64_t kv,
-    float* work) {
+    const AttentionShape& shape, const float* q, const float* k, const float* v, const uint8_t* mask, float* z, Normalizer* normalizers, int64_t b,
+    int64_t kv, float* work) {
     const float* values = v + b * shape.v.batch + kv * shape.v.head;
     float* keys = work + shape.block * shape.row;
     transpose(k + b * shape.k.batch + kv * shape.k.head, shape.k.token, shape.keys, shape.d_head, keys, shape.row);
@@ -134,25 +139,24 @@ inline void attend(
             const int64_t n = std::min(shape.block, shape.queries - start);
             const uint8_t* visible = mask_of(shape, mask, b, h, start);
             const int64_t end = block_scores(shape, q + b * shape.q.batch + h * shape.q.head + start * shape.q.token, keys, visible, n, work);
-            float* sums = logsumexp + (b * shape.kv_heads * shape.group + h) * shape.queries + start;
-            for (int64_t i = 0; i < n; i++) sums[i] = weigh_row(work + i * shape.row, visible == nullptr ? nullptr : visible + i * shape.mask.token, end);
+            Normalizer* of_queries = normalizers + (b * shape.kv_heads * shape.group + h) * shape.queries + start;
+            for (int64_t i = 0; i < n; i++) of_queries[i] = weigh_row(work + i * shape.row, visible == nullptr ? nullptr : visible + i * shape.mask.token, end);
             float* out = z + b * shape.z.batch + h * shape.z.head + start * shape.z.token;
             multiply(work, shape.row, 1, values, shape.v.token, out, shape.z.token, n, shape.d_value, end, 1.0f, false);
         }
     }
 }
 
-struct Gradients {  // dq, dk and dv lie in memory as (batch, token, head, channel)
+struct Gradients {  // those of q, k and v lie in memory as (batch, token, head, channel)
     const float* z;
-    Strides of_z;
     float *q, *k, *v;
 };
 
 // With P the weights and G the gradient of Z: dV = P^T G, dP = G V^T, dS = P (dP - rowsum(P dP)), dQ = scale dS K, dK = scale dS^T Q.
 // ``work`` holds the scores of a block and their gradients, and the transposed keys and values.
 inline void attend_backward(
-    const AttentionShape& shape, const float* q, const float* k, const float* v, const uint8_t* mask, const float* logsumexp, const Gradients& grad, int64_t b,
-    int64_t kv, float* work) {
+    const AttentionShape& shape, const float* q, const float* k, const float* v, const uint8_t* mask, const Normalizer* normalizers, const Gradients& grad,
+    int64_t b, int64_t kv, float* work) {
     const int64_t heads = shape.kv_heads * shape.group, d = shape.d_head, d_value = shape.d_value;
     const float *keys = k + b * shape.k.batch + kv * shape.k.head, *values = v + b * shape.v.batch + kv * shape.v.head;
     float *dk = grad.k + (b * shape.keys * shape.kv_heads + kv) * d, *dv = grad.v + (b * shape.keys * shape.kv_heads + kv) * d_value;
@@ -167,12 +171,13 @@ inline void attend_backward(
         for (int64_t start = 0; start < shape.queries; start += shape.block) {
             const int64_t n = std::min(shape.block, shape.queries - start);
             const uint8_t* visible = mask_of(shape, mask, b, h, start);
-            const float *queries = q + b * shape.q.batch + h * shape.q.head + start * shape.q.token, *sums = logsumexp + (b * heads + h) * shape.queries + start;
-            const float* g = grad.z + b * grad.of_z.batch + h * grad.of_z.head + start * grad.of_z.token;
+            const Normalizer* of_queries = normalizers + (b * heads + h) * shape.queries + start;
+            const float* queries = q + b * shape.q.batch + h * shape.q.head + start * shape.q.token;
+            const float* g = grad.z + b * shape.z.batch + h * shape.z.head + start * shape.z.token;
             const int64_t end = block_scores(shape, queries, keys_t, visible, n, work), whole = (end + LANES - 1) / LANES * LANES;
-            multiply(g, grad.of_z.token, 1, values_t, shape.row, dp, shape.row, n, whole, d_value, 1.0f, false);
-            for (int64_t i = 0; i < n; i++) weigh_row_again(work + i * shape.row, visible == nullptr ? nullptr : visible + i * shape.mask.token, end, sums[i]);
-            multiply(work, 1, shape.row, g, grad.of_z.token, dv, shape.kv_heads * d_value, end, d_value, n, 1.0f, true);
+            multiply(g, shape.z.token, 1, values_t, shape.row, dp, shape.row, n, whole, d_value, 1.0f, false);
+            for (int64_t i = 0; i < n; i++) weigh_row_again(work + i * shape.row, visible == nullptr ? nullptr : visible + i * shape.mask.token, end, of_queries[i]);
+            multiply(work, 1, shape.row, g, shape.z.token, dv, shape.kv_heads * d_value, end, d_value, n, 1.0f, true);
             for (int64_t i = 0; i < n; i++) softmax_backward_row(dp + i * shape.row, work + i * shape.row, end);
             multiply(dp, shape.row, 1, keys, shape.k.token, grad.q + ((b * shape.queries + start) * heads + h) * d, heads * d, n, d, end, shape.scale, false);
             multiply(dp, 1, shape.row, queries, shape.q.token, dk, shape.kv_heads * d, end, d, n, shape.scale, true);

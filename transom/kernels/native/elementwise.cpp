@@ -244,7 +244,7 @@ void rotate_vectors(
     });
 }
 
-constexpr int64_t MAX_KEYS = 4096;  // as in elementwise.py: a row of numerators is kept on the stack
+constexpr int64_t MAX_SOFTMAX_KEYS = 4096;  // as in elementwise.py: a row of numerators is kept on the stack
 
 // Returns how many keys are left without the zeros at the end, in steps of 16: the others are skipped, half of all in a causal mask.
 template <typename X>
@@ -281,7 +281,7 @@ inline float exponentiate(float* x, int64_t n, float largest) {
 
 template <typename T>
 bool softmax_row(T* __restrict s, const uint8_t* __restrict mask, int64_t keys) {
-    float scores[MAX_KEYS + 16];
+    float scores[MAX_SOFTMAX_KEYS + 16];
     const int64_t end = mask == nullptr ? keys : visible_end(mask, keys);
     bool visible = mask == nullptr;
     for (int64_t j = end - 1; j >= 0 && !visible; j--) visible = mask[j];
@@ -366,9 +366,9 @@ void dropout_row(const T* __restrict x, const T* __restrict residual, T* __restr
         const int64_t origin = word * PER_WORD - words.n_skipped, start = std::max<int64_t>(origin, 0);
         const int64_t length = std::min(words.width, origin + n * PER_WORD) - start;
         const Random* numbers = random + (start - origin);
-        const T *from = x + start, *added = residual + start;
+        const T *from = x + start, *added = residual == nullptr ? nullptr : residual + start;
         T* to = out + start;
-        if (residual == nullptr) {
+        if (added == nullptr) {
 #pragma omp simd
             for (int64_t j = 0; j < length; j++) to[j] = narrow<T>(wide(from[j]) * (numbers[j] < kept_below ? scale : 0.0f));
         } else {
@@ -457,19 +457,19 @@ extern "C" {
 
 // ``work`` has ``floats`` floats per thread.
 void transom_attention(
-    const AttentionShape* shape, const float* q, const float* k, const float* v, const uint8_t* mask, float* z, float* logsumexp, float* work,
+    const AttentionShape* shape, const float* q, const float* k, const float* v, const uint8_t* mask, float* z, Normalizer* normalizers, float* work,
     int64_t floats, int threads) {
     for_each_head(*shape, work, floats, threads, [=](int64_t b, int64_t kv, float* own) {
-        attend(*shape, q, k, v, mask, z, logsumexp, b, kv, own);
+        attend(*shape, q, k, v, mask, z, normalizers, b, kv, own);
     });
 }
 
 void transom_attention_backward(
-    const AttentionShape* shape, const float* q, const float* k, const float* v, const uint8_t* mask, const float* logsumexp, const float* grad,
-    const int64_t* grad_strides, float* dq, float* dk, float* dv, float* work, int64_t floats, int threads) {
-    const Gradients gradients{grad, {grad_strides[0], grad_strides[1], grad_strides[2]}, dq, dk, dv};
+    const AttentionShape* shape, const float* q, const float* k, const float* v, const uint8_t* mask, const Normalizer* normalizers,
+    const float* grad, float* dq, float* dk, float* dv, float* work, int64_t floats, int threads) {
+    const Gradients gradients{grad, dq, dk, dv};
     for_each_head(*shape, work, floats, threads, [=](int64_t b, int64_t kv, float* own) {
-        attend_backward(*shape, q, k, v, mask, logsumexp, gradients, b, kv, own);
+        attend_backward(*shape, q, k, v, mask, normalizers, gradients, b, kv, own);
     });
 }
 
