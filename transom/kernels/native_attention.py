@@ -31,14 +31,14 @@ def can_use_native_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArg
 
     There must be at least as many key-value heads in the batch as threads, each of which computes whole heads.
     """
-    if not (q.dtype == k.dtype == v.dtype == torch.float32 and q.device.type == "cpu" and torch.is_grad_enabled()):
+    if not (is_supported(q) and q.dtype == k.dtype == v.dtype == torch.float32 and torch.is_grad_enabled()):
         return False
     plain = args.bias is None and not args.dropout and args.softcap is None and args.sinks is None and args.score is None
     fit = q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3] and k.shape[:3] == v.shape[:3] and q.shape[1] % max(k.shape[1], 1) == 0
     whole_vectors = q.shape[3] > 0 and q.shape[3] % LANES == 0 == v.shape[3] % LANES
     enough = 0 < k.shape[2] <= MAX_KEYS and q.shape[2] > 0 and len(k) * k.shape[1] >= torch.get_num_threads()
     masked = args.mask is None or args.mask.shape[-1] == k.shape[2]
-    return plain and fit and whole_vectors and enough and masked and missing_for_attention() is None and is_supported(q)
+    return plain and fit and whole_vectors and enough and masked and missing_for_attention() is None
 
 
 @cache
