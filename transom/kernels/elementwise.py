@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from transom.kernels.native_library import load_elementwise_library
 from transom.kernels.second_order import differentiable_gradients, needs_double_backward
 from transom.layers.activation import gelu_tanh, relu
-from transom.layers.dispatch import REFERENCES, SHAPE_TYPES
+from transom.layers.dispatch import PLAIN_TYPES, REFERENCES, SHAPE_TYPES
 from transom.layers.dropout import KeyedMasks, kept_below, resolution
 
 CODES: dict[Callable[[Tensor], Tensor], int] = {relu: 0, F.gelu: 1, gelu_tanh: 2, F.silu: 3, torch.sigmoid: 4}
@@ -35,12 +35,22 @@ MAX_SOFTMAX_KEYS = 4096
 """Maximum number of keys of ``softmax_``, as in ``elementwise.cpp``."""
 
 
+_dispatch_mode: Callable[[Any], object] = getattr(torch._C, "_get_dispatch_mode", lambda key: None)  # private
+_MODE_KEYS = getattr(torch._C, "_TorchDispatchModeKey", None)  # private
+_TRACERS = [getattr(_MODE_KEYS, name) for name in ("PROXY", "FAKE", "FUNCTIONAL") if hasattr(_MODE_KEYS, name)]
+"""Keys of PyTorch's modes that record operations or run them without values."""
+
+
 def is_supported(x: Tensor) -> bool:
-    """Return whether ``x`` is bfloat16 or float32 on a CPU and the library can be built; compiled graphs have fused kernels already."""
+    """Return whether ``x`` is bfloat16 or float32 on a CPU and the library can be built.
+
+    Compiled graphs have fused kernels of their own, and tracers would not see what the library computes.
+    """
     return (
         x.dtype in (torch.bfloat16, torch.float32)
         and x.device.type == "cpu"
         and not torch.compiler.is_compiling()
+        and (bool(SHAPE_TYPES.get()) or (type(x) in PLAIN_TYPES and all(_dispatch_mode(key) is None for key in _TRACERS)))
         and load_elementwise_library().library is not None
     )
 
