@@ -23,6 +23,8 @@ KNOWN = {
     "_softmax_backward_data",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_are_functorch_transforms_active",
+    "_get_dispatch_mode",
+    "_TorchDispatchModeKey",
     "_dynamo_marked_constant",
     "torch._C",
     "native_layer_norm",

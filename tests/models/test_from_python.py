@@ -106,6 +106,7 @@ def test_tensors_are_what_a_batch_is() -> None:
 def test_the_call_compiles_as_a_whole() -> None:
     model, tokens = built("decoder"), torch.tensor([[1, 5, 6, 2], [1, 7, 8, 0]])
     mask = (tokens > 0).long()
+    torch.compiler.reset()  # it counts the compilations of all tests of a process
     compiled: Any = torch.compile(model, fullgraph=True, backend="eager")
     assert torch.allclose(compiled(tokens, attention_mask=mask), model(tokens, attention_mask=mask), **CLOSE)
 

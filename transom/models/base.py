@@ -173,7 +173,7 @@ class Network(nn.Module, ABC):
     def _check_length(self, text: TokenSequences | None) -> None:
         """Raise TransomError if a text has more tokens than the position table."""
         c = self.config
-        if text is None or not isinstance(c, TransformerConfig) or not c.position_table or text.tokens.shape[1] <= c.n_positions:
+        if text is None or not isinstance(c, TransformerConfig) or text.tokens.shape[1] <= c.n_positions or not c.position_table:
             return  # the length of the rows is known without waiting for a GPU
         if (length := int(text.positions.max()) + 1) > c.n_positions:
             raise TransomError(
