@@ -41,7 +41,9 @@ KNOWN = {
 ROOTS = ("torch", "nn", "F")
 """Names by which the package knows torch and its modules."""
 
-PRIVATE = re.compile(r"torch\.(?:\w+\.)*_\w+(?:\.\w+)*|(?:_softmax|native|_foreach|_dynamo|_are_functorch)_\w+")
+PRIVATE = re.compile(
+    r"torch\.(?:\w+\.)*_\w+(?:\.\w+)*|(?:_softmax|native|_foreach|_dynamo|_are_functorch|_get_dispatch)_\w+|_TorchDispatch\w+"
+)
 """Names of torch in strings."""
 
 

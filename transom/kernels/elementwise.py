@@ -10,6 +10,7 @@ The functions copy what is not contiguous before autograd sees it, so that secon
 import ctypes
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ MAX_SOFTMAX_KEYS = 4096
 """Maximum number of keys of ``softmax_``, as in ``elementwise.cpp``."""
 
 
-_dispatch_mode: Callable[[Any], object] = getattr(torch._C, "_get_dispatch_mode", lambda key: None)  # private
-_MODE_KEYS = getattr(torch._C, "_TorchDispatchModeKey", None)  # private
+_dispatch_mode: Callable[[Any], object] = getattr(import_module("torch._C"), "_get_dispatch_mode", lambda key: None)  # private
+_MODE_KEYS = getattr(import_module("torch._C"), "_TorchDispatchModeKey", None)  # private
 _TRACERS = [getattr(_MODE_KEYS, name) for name in ("PROXY", "FAKE", "FUNCTIONAL") if hasattr(_MODE_KEYS, name)]
 """Keys of PyTorch's modes that record operations or run them without values."""
 
