@@ -1,6 +1,6 @@
 """Search with a library that was built by sanitizers: ``python -m tests.kernels.sanitize_shapes LIBRARY``, under their runtime.
 
-Every shape of ``SHAPES`` in bfloat16 and in 8 bits, by one thread and by several; each logit must be finite.
+Every shape of ``SHAPES`` in each weight type, by one thread and by several; each logit must be finite.
 """
 
 import ctypes
@@ -60,7 +60,7 @@ def overrun(library: ctypes.CDLL) -> None:
     """Have a product of 17 outputs written where 16 have room: its last store, which is masked, must be found."""
     linear = TiledLinear(library, "bf16", torch.ones(17, 64))
     x, y = torch.ones(1, 64), torch.empty(16)
-    library.transom_linear(WEIGHT_TYPES["bf16"], ctypes.byref(linear.layout), x.data_ptr(), len(x), y.data_ptr())
+    library.transom_linear(WEIGHT_TYPES["bf16"], ctypes.byref(linear.layout), x.data_ptr(), len(x), None, y.data_ptr(), 1)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_a_full_cache_more_rows_and_other_shapes_are_refused() -> None:
     kept = [KeyValues(torch.zeros(4, 1, 5, 16), torch.zeros(4, 1, 5, 16))]
     for memory, max_length in (([], 4), (kept, 9)):
         with pytest.raises(ValueError, match="expected max_length >= "):
-            NativeCache(library(), kept, memory, torch.tensor([5] * 4), 2, max_length)
+            NativeCache(library(), kept, memory, torch.tensor([5] * 4), 2, max_length, torch.bfloat16)
 
 
 def test_the_step_itself_refuses_what_is_out_of_bounds() -> None:

@@ -198,7 +198,6 @@ def call_native(function: str, *arguments: Any) -> int | None:
     if SHAPE_TYPES.get():
         return None
     library = load_elementwise_library().library
-    _set_parallel()
     called = getattr(library, f"transom_{function}")
     status: int | None = called(*(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments))
     return status
@@ -207,27 +206,6 @@ def call_native(function: str, *arguments: Any) -> int | None:
 def _call(name: str, dtype: torch.dtype, *arguments: Any) -> int | None:
     """Call the library's function for a dtype."""
     return call_native(f"{name}_{dtype}".replace("torch.", ""), *arguments)
-
-
-@cache
-def _set_parallel() -> None:
-    """Let the library run its chunks on the threads of the OpenMP library that PyTorch has loaded; without one it uses one thread."""
-    library = load_elementwise_library().library
-    for path in _openmp_libraries():
-        if function := getattr(ctypes.CDLL(str(path)), "GOMP_parallel", None):
-            assert library is not None
-            library.transom_set_parallel(ctypes.cast(function, ctypes.c_void_p))
-            return
-
-
-def _openmp_libraries() -> list[Path]:
-    """Return the paths of the OpenMP libraries of this process, that of PyTorch's own folder first."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return []
-    found = {path for line in lines if (path := Path(line.split(maxsplit=5)[-1])).name.startswith(("libgomp", "libiomp", "libomp"))}
-    return sorted(found, key=lambda path: (not path.is_relative_to(Path(torch.__file__).parent), path))
 
 
 _activate: Callable[..., Tensor] = _Activation.apply

@@ -3,7 +3,10 @@
 import ctypes
 import os
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 from transom.files.cpu_info import cpu_flags
 from transom.kernels import native_structs
@@ -19,7 +22,8 @@ _STEP_FUNCTIONS: _Functions = {
     "transom_is_supported": ([], _INT),
     "transom_packed_bytes": ([_INT] * 3, ctypes.c_int64),
     "transom_pack": ([_INT, _POINTER, _INT, _INT, _POINTER, _POINTER], None),
-    "transom_linear": ([_INT, _POINTER, _POINTER, _INT, _POINTER], _INT),
+    "transom_linear": ([_INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _INT], _INT),
+    "transom_set_parallel": ([_POINTER], None),
     "transom_create_workspace": ([_INT], _POINTER),
     "transom_free_workspace": ([_POINTER], None),
     "transom_step": ([_POINTER] * 3, _INT),
@@ -85,7 +89,7 @@ def build_and_load(*flags: str) -> tuple[ctypes.CDLL, str]:
         BuildError: the library cannot be built.
     """
     library, where = load_library(STEP, find_compiler(), sorted(cpu_flags()), flags)
-    return declare_functions(library), where
+    return _use_openmp(declare_functions(library)), where
 
 
 @cache
@@ -95,7 +99,7 @@ def load_elementwise_library() -> NativeLibrary:
         return NativeLibrary(None, f"{NATIVE_VARIABLE}=0")
     try:
         library, where = load_library(ELEMENTWISE, find_compiler(), sorted(cpu_flags()))
-        return NativeLibrary(declare_functions(library, ELEMENTWISE_FUNCTIONS), where)
+        return NativeLibrary(_use_openmp(declare_functions(library, ELEMENTWISE_FUNCTIONS)), where)
     except (BuildError, OSError, AttributeError) as error:
         return NativeLibrary(None, str(error))
 
@@ -107,3 +111,22 @@ def declare_functions(library: ctypes.CDLL, functions: _Functions = _STEP_FUNCTI
         function.argtypes, function.restype = arguments, result
     library.structs = native_structs  # type: ignore[attr-defined]
     return library
+
+
+def _use_openmp(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Let a library run its loops on the threads of the OpenMP library that PyTorch has loaded; without one it uses one thread."""
+    for path in _openmp_libraries():
+        if function := getattr(ctypes.CDLL(str(path)), "GOMP_parallel", None):
+            library.transom_set_parallel(ctypes.cast(function, ctypes.c_void_p))
+            break
+    return library
+
+
+def _openmp_libraries() -> list[Path]:
+    """Return the paths of the OpenMP libraries of this process, that of PyTorch's own folder first."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    found = {path for line in lines if (path := Path(line.split(maxsplit=5)[-1])).name.startswith(("libgomp", "libiomp", "libomp"))}
+    return sorted(found, key=lambda path: (not path.is_relative_to(Path(torch.__file__).parent), path))

@@ -44,6 +44,7 @@ FUSABLE_MODULES = {
 ADDITIVE_POSITIONS = {PositionEncoding, Sinusoidal, Sinusoidal2d, LearnedPosition}
 """Position encodings that add a vector to each embedding and do nothing else."""
 
+_WEIGHT_TYPES: dict[torch.dtype, WeightType] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 ModelT = TypeVar("ModelT", bound=Network)
 
 
@@ -60,7 +61,7 @@ def build_decoder_backend(model: Network, dtype: torch.dtype | None = None, int8
     """
     if dtype not in (None, model.unembedding.weight.dtype):
         model = copy.deepcopy(model).to(dtype).eval()
-    weight_type: WeightType | None = "int8" if int8 else "bf16" if model.unembedding.weight.dtype == torch.bfloat16 else None
+    weight_type = "int8" if int8 else _WEIGHT_TYPES.get(model.unembedding.weight.dtype)
     reason = unsupported_reason(model) if weight_type is not None else None  # the first call compiles the library
     library = decoder_step_library()[0] if weight_type is not None and reason is None else None
     if weight_type is not None and library is not None:

@@ -28,8 +28,10 @@ from transom.models.base import Network
 from transom.models.decoder import DecoderOnlyTransformer
 from transom.models.seq2seq import EncoderOutput, Seq2SeqTransformer
 
-WeightType = Literal["bf16", "int8"]
-WEIGHT_TYPES: dict[WeightType, int] = {"bf16": 0, "int8": 1}
+WeightType = Literal["bf16", "int8", "fp32"]
+WEIGHT_TYPES: dict[WeightType, int] = {"bf16": 0, "int8": 1, "fp32": 2}
+"""Codes of the weight types in ``products.h``."""
+
 LANES = 16
 """Floats per SIMD vector; d_head and d_value must be multiples of this number."""
 MAX_THREADS = 8
@@ -101,7 +103,7 @@ def library_structs(library: ctypes.CDLL) -> Any:
 
 
 class TiledLinear:
-    """A linear map y = f(x W^T + b) with weights in tiles of 16 outputs, in bfloat16 or int8; x and y are float32.
+    """A linear map y = f(x W^T + b) with weights in tiles of 16 outputs, in float32, bfloat16 or int8; x and y are float32.
 
     In int8 y_o = f(s_o s_x sum_i w_oi x_i + b_o) (Wu et al. 2016, section 6, with one scale per output and per row): w and x are rounded to
     -127 ... 127 with s_o = max_i |W_oi| / 127 and s_x = max_i |x_i| / 127. The scale s_x is per row, so that no result depends on the other
@@ -146,6 +148,7 @@ class NativeCache:
         lengths: Int[Tensor, "sources"] | None,
         n_beams: int,
         max_length: int,
+        dtype: torch.dtype,
     ) -> None:
         """Allocate the cache.
 
@@ -156,13 +159,14 @@ class NativeCache:
             lengths: number of tokens per source; None without cross-attention.
             n_beams: number of rows per source.
             max_length: maximum number of tokens per row, including the tokens read before.
+            dtype: ``cache_dtype`` of the decoder.
         """
-        cached, memory = _pack_keys_values(read), _pack_keys_values(memories)
+        cached, memory = _pack_keys_values(read, dtype), _pack_keys_values(memories, dtype)
         n_blocks, n_read, rows, width = cached.shape
         n_sources = memory.shape[1] and memory.shape[2]
         if n_read > max_length or (n_sources and rows != n_beams * n_sources):
             raise ValueError(f"expected max_length >= {n_read} and {n_sources} x {n_beams} rows, found {max_length} and {rows} rows")
-        self._tokens = torch.empty(n_blocks, max_length, rows, width, dtype=torch.bfloat16)
+        self._tokens = torch.empty(n_blocks, max_length, rows, width, dtype=dtype)
         self._tokens[:, :n_read] = cached
         self._slots = torch.zeros(rows, max_length, dtype=torch.int32)
         self._slots[:, :n_read] = torch.arange(rows)[:, None]
@@ -171,7 +175,7 @@ class NativeCache:
         self.state = library_structs(library).StateStruct(rows, n_read, rows, max_length, memory.shape[1], memory=self._memory.data_ptr())
         self.state.memory_stride = self._memory.stride(0)
         self.state.lengths, self.state.tokens = _pointer(self._lengths), self._tokens.data_ptr()
-        self.shapes = n_blocks, width, memory.shape[0], memory.shape[3]
+        self.dtype, self.shapes = dtype, (n_blocks, width, memory.shape[0], memory.shape[3])
         self.workspace = library.transom_create_workspace(min(torch.get_num_threads(), MAX_THREADS))
         if self.workspace is None:
             raise MemoryError("expected memory and threads for a step of the native decoder, found too little")
@@ -197,10 +201,10 @@ class NativeCache:
         """Do nothing: ``reorder`` keeps the source index of each row, so that no row refers to a dropped source."""
 
 
-def _pack_keys_values(blocks: Sequence[KeyValues]) -> Tensor:
-    """Pack keys and values to (blocks, tokens, rows, keys of all heads followed by values of all heads), in bfloat16."""
-    packed = [torch.cat([x.permute(2, 0, 1, 3).flatten(2) for x in (k, v)], -1).bfloat16() for k, v in blocks]
-    return torch.stack(packed) if packed else torch.empty(0, 0, 0, 0, dtype=torch.bfloat16)
+def _pack_keys_values(blocks: Sequence[KeyValues], dtype: torch.dtype) -> Tensor:
+    """Pack keys and values to (blocks, tokens, rows, keys of all heads followed by values of all heads)."""
+    packed = [torch.cat([x.permute(2, 0, 1, 3).flatten(2) for x in (k, v)], -1).to(dtype) for k, v in blocks]
+    return torch.stack(packed) if packed else torch.empty(0, 0, 0, 0, dtype=dtype)
 
 
 class NativeDecoder:
@@ -227,6 +231,11 @@ class NativeDecoder:
             self._tiled(*logit_weights(model.unembedding)),
         )
 
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Dtype of cached keys and values: that of the weights, or bfloat16 beside int8 weights."""
+        return torch.float32 if self._kind == "fp32" else torch.bfloat16
+
     @torch.inference_mode()
     def step(self, tokens: Int[Tensor, "rows new"], cache: NativeCache) -> Float[Tensor, "rows new vocab"]:
         """Process the next tokens of each row, one by one; return the logits of the token after each."""
@@ -237,8 +246,11 @@ class NativeDecoder:
         length, state = cache.length, cache.state
         if length >= state.max_length:
             raise IndexError(f"expected at most {state.max_length} tokens in the cache, found {length + 1}")
-        if cache.shapes != self._shapes(cache):
-            raise ValueError(f"expected a cache of (blocks, width, blocks of memory, width) = {self._shapes(cache)}, found {cache.shapes}")
+        if (cache.shapes, cache.dtype) != (self._shapes(cache), self.cache_dtype):
+            raise ValueError(
+                f"expected a cache of (blocks, width, blocks of memory, width) = {self._shapes(cache)} in {self.cache_dtype},"
+                f" found {cache.shapes} in {cache.dtype}"
+            )
         x = self._embedding.embed(tokens, torch.tensor([[length]])).float().contiguous()
         if x.shape != (state.rows, 1, self._layout.d_model):
             raise ValueError(f"expected {state.rows} rows of one token and d_model {self._layout.d_model}, found {tuple(x.shape)}")
@@ -325,7 +337,8 @@ class NativeSeq2Seq:
         cache = self._model.start(memory, n_beams, 0)
         memories = [each for each in cache.memories if isinstance(each, KeyValues)]
         lengths = (memory.segments > 0).sum(1)
-        return NativeCache(self.decoder.library, _cached_keys_values(cache.blocks), memories, lengths, n_beams, max_length)
+        blocks = _cached_keys_values(cache.blocks)
+        return NativeCache(self.decoder.library, blocks, memories, lengths, n_beams, max_length, self.decoder.cache_dtype)
 
 
 class NativeLanguageModel:
@@ -345,7 +358,8 @@ class NativeLanguageModel:
     def start(self, prompt: PaddedSequences, n_beams: int, max_length: int) -> NativeCache:
         """Read all but the last token of each prompt into a cache that has room for ``max_length`` more tokens per row."""
         cache = self._model.start(prompt, n_beams, 0)
-        return NativeCache(self.decoder.library, _cached_keys_values(cache.blocks), [], None, n_beams, cache.length + max_length)
+        blocks, length = _cached_keys_values(cache.blocks), cache.length + max_length
+        return NativeCache(self.decoder.library, blocks, [], None, n_beams, length, self.decoder.cache_dtype)
 
 
 def _cached_keys_values(blocks: Sequence[object]) -> list[KeyValues]:

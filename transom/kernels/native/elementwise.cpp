@@ -4,11 +4,12 @@
 // chunks that do not depend on the number of threads, and partial sums are added in the order of the chunks, so results do not either.
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
+
+#include "parallel.h"
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))  // gcc does not vectorize loops with calls
 
@@ -86,25 +87,6 @@ ALWAYS_INLINE ValueAndSlope activate(float x) {
     const float tail = 0.5f * density * t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
     const float phi = x > 0 ? 1.0f - tail : tail;
     return {x * phi, phi + x * density * 0.39894228f};
-}
-
-using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel of the OpenMP library that PyTorch has loaded
-Parallel parallel_ = nullptr;
-
-// Runs body(chunk) for each chunk, on up to ``threads`` threads.
-template <typename Body>
-void for_each_chunk(int64_t n_chunks, int threads, const Body& body) {
-    struct Work {
-        const Body& body;
-        int64_t n_chunks;
-        std::atomic<int64_t> next;
-    } work{body, n_chunks, {0}};
-    const auto run = [](void* data) {
-        Work& mine = *(Work*)data;
-        for (int64_t i; (i = mine.next.fetch_add(1)) < mine.n_chunks;) mine.body(i);
-    };
-    const int64_t most = std::min<int64_t>(threads, n_chunks);
-    if (parallel_ == nullptr || most < 2) run(&work); else parallel_(run, &work, (unsigned)most, 0);
 }
 
 constexpr int64_t CHUNK = 1 << 14;  // elements
@@ -472,8 +454,6 @@ void transom_attention_backward(
         attend_backward(*shape, q, k, v, mask, normalizers, gradients, b, kv, own);
     });
 }
-
-void transom_set_parallel(void* gomp_parallel) { parallel_ = (Parallel)gomp_parallel; }
 
 // gate: f(x), or f(x) * up; ``up`` is null for the first.
 // norm: layer normalization, or RMS normalization if ``mean`` is null; ``inverse`` is 1 / sigma of each row.

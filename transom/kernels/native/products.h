@@ -1,9 +1,9 @@
 // Linear maps of few rows: quantization of the inputs, weights in tiles, and their product.
 //
-// A tile is the operand of a matrix unit: 16 lines of 64 bytes. A tile of rows has one line per row, with its next 64 bytes of inputs (32
-// in bfloat16, 64 in int8). A tile of weights has the same inputs of 16 outputs, four bytes per output in each line, as the instructions
-// require: byte 4 o + b of line l is byte 4 l + b of output o's inputs. The tiles of 16 outputs, over all inputs, form a block and are
-// contiguous.
+// A tile is the operand of a matrix unit: 16 lines of 64 bytes. A tile of rows has one line per row, with its next 64 bytes of inputs (16
+// in float32, 32 in bfloat16, 64 in int8). A tile of weights has the same inputs of 16 outputs, four bytes per output in each line, as the
+// instructions require: byte 4 o + b of line l is byte 4 l + b of output o's inputs. The tiles of 16 outputs, over all inputs, form a block
+// and are contiguous.
 
 #pragma once
 
@@ -32,18 +32,19 @@ namespace {
 
 constexpr int LANES = 16;  // floats per vector, rows and columns of a tile
 constexpr int TILE = 1024; // bytes per tile
-constexpr int STRIP = 4;   // tiles of rows that share one read of the weights
 
-enum Kind : int { BFLOAT16 = 0, INT8 = 1 };
+enum Kind : int { BFLOAT16 = 0, INT8 = 1, FLOAT32 = 2 };  // codes as in native_decoder.py
 enum Activation : int { NONE = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4, SIGMOID = 5, SQUARED_RELU = 6 };  // codes as in native_decoder.py
 
 inline int up_to(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
-inline int bytes_of(Kind kind) { return kind == INT8 ? 1 : 2; }
+inline int bytes_of(Kind kind) { return kind == INT8 ? 1 : kind == BFLOAT16 ? 2 : 4; }
 inline int inner_of_tile(Kind kind) { return 64 / bytes_of(kind); }
 
 inline __m512 wide(const uint16_t* x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
 }
+
+inline __m512 wide(const float* x) { return _mm512_loadu_ps(x); }
 
 inline __m256i narrow(__m512 x) {  // to the nearest bfloat16, ties to even
     __m512i bits = _mm512_castps_si512(x);
@@ -134,41 +135,55 @@ float scale_of(const float* x, int width) {
     return _mm512_reduce_max_ps(most) / 127.0f;
 }
 
-// Write x, starting at index ``from``, as ``bytes`` bytes of bfloat16 or int8 numbers, with zeros after its end.
+// Write x, starting at index ``from``, as ``bytes`` bytes of numbers of a kind, with zeros after its end.
 inline void shorten(Kind kind, const float* x, int from, int width, float scale, uint8_t* to, int bytes) {
     const __m512 factor = _mm512_set1_ps(scale > 0 ? 1.0f / scale : 0.0f);
     for (int at = 0; at < bytes; at += LANES * bytes_of(kind), from += LANES) {
         const __m512 v = part(x, from, width);
         if (kind == INT8)
             _mm_storeu_si128((__m128i*)(to + at), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(v, factor))));
-        else
+        else if (kind == BFLOAT16)
             _mm256_storeu_si256((__m256i*)(to + at), narrow(v));
+        else
+            _mm512_storeu_ps(to + at, v);
     }
 }
 
-// Rows as a product reads them: bfloat16 or int8 numbers, with one scale per row in int8.
+// Rows as a product reads them: numbers of a kind; in int8 with one scale per row and the sum of its numbers.
 struct Rows {
     std::vector<uint8_t> bytes;
     std::vector<float> scale;
+    std::vector<int32_t> total;
     int stride = 0;
 
     // Allocate memory for rows of at most ``width`` numbers; nothing else allocates, so that threads that quantize rows never throw.
     void reserve(Kind kind, int rows, int width) {
         const size_t n_rows = up_to(rows, LANES), needed = n_rows * up_to(width, inner_of_tile(kind)) * bytes_of(kind);
         if (bytes.size() < needed) bytes.assign(needed, 0);
-        if (scale.size() < n_rows) scale.assign(n_rows, 0.0f);
+        if (scale.size() < n_rows) scale.assign(n_rows, 0.0f), total.assign(n_rows, 0);
     }
 
     void take(Kind kind, const float* x, int rows, int width) {
         stride = up_to(width, inner_of_tile(kind)) * bytes_of(kind);
         for (int row = 0; row < rows; row++, x += width) {
+            uint8_t* const to = bytes.data() + size_t(row) * stride;
             if (kind == INT8) scale[row] = scale_of(x, width);
-            shorten(kind, x, 0, width, scale[row], bytes.data() + size_t(row) * stride, stride);
+            shorten(kind, x, 0, width, scale[row], to, stride);
+            if (kind == INT8) total[row] = sum_of(to, stride);
         }
+    }
+
+   private:
+    static int32_t sum_of(const uint8_t* numbers, int bytes) {
+        __m512i sum = _mm512_setzero_si512();
+        for (int i = 0; i < bytes; i += 64) sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), _mm512_loadu_si512(numbers + i));
+        return _mm512_reduce_add_epi32(sum);
     }
 };
 
 #if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AMX_BF16__)
+
+constexpr bool HAS_MATRIX_UNIT = true;
 
 struct alignas(64) TileConfig {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -194,7 +209,7 @@ void configure_tiles() {
 
 void release_tiles() { _tile_release(); }
 
-// Multiply up to four tiles of rows with one block of 16 outputs; the accumulators are tiles 0 to 3. Missing rows are zeros.
+// Multiply up to four tiles of rows with one block of 16 outputs; the accumulators are tiles 0 to 3. Rows that are missing are multiplied too.
 template <Kind kind, int N>
 void multiply_tiles(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, void* sums) {
     _tile_zero(0);
@@ -222,7 +237,7 @@ void multiply_tiles(const uint8_t* a, int stride, const uint8_t* b, int n_tiles,
 }
 
 template <Kind kind>
-void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, int rows, void* sums) {
+void multiply_by_tiles(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, int rows, void* sums) {
     switch (up_to(rows, LANES) / LANES) {
         case 1: return multiply_tiles<kind, 1>(a, stride, b, n_tiles, sums);
         case 2: return multiply_tiles<kind, 2>(a, stride, b, n_tiles, sums);
@@ -233,88 +248,130 @@ void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, int r
 
 #else
 
+constexpr bool HAS_MATRIX_UNIT = false;
+
 bool request_matrix_unit() { return true; }
 void configure_tiles() {}
 void release_tiles() {}
 
-constexpr int AT_ONCE = 8;  // rows that share one read of the weights
+template <Kind kind>
+void multiply_by_tiles(const uint8_t*, int, const uint8_t*, int, int, void*) {}
 
-// Multiply the two bfloat16 pairs of each lane and add both products; a bfloat16 is the upper half of a float.
-inline __m512 add_pairs(__m512 sum, __m512i x, __m512i w) {
-#if defined(__AVX512BF16__)
-    return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
-#else
-    const __m512i upper = _mm512_set1_epi32(int32_t(0xffff0000));
-    sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)), sum);
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(x, upper)), _mm512_castsi512_ps(_mm512_and_si512(w, upper)), sum);
 #endif
-}
-
-// Multiply N rows with one block of 16 outputs; the sum of a row does not depend on the other rows.
-template <Kind kind, int N>
-void multiply_rows(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, uint8_t* sums) {
-    __m512 sum[N] = {};  // in int8: the bits of int32 sums
-    const __m512i signs = _mm512_set1_epi32(int32_t(0x80808080));
-    __m512i offset = _mm512_setzero_si512();  // the instruction multiplies unsigned by signed: use x + 128 and subtract 128 times the weights
-    for (int k = 0; k < n_tiles * LANES; k++, a += 4, b += 64) {
-        _mm_prefetch((const char*)b + 8 * TILE, _MM_HINT_T0);
-        const __m512i w = _mm512_loadu_si512(b);
-        if constexpr (kind == INT8) offset = _mm512_dpbusd_epi32(offset, signs, w);
-        for (int row = 0; row < N; row++) {
-            int32_t inputs;
-            std::memcpy(&inputs, a + size_t(row) * stride, 4);
-            const __m512i x = _mm512_set1_epi32(inputs);
-            if constexpr (kind == BFLOAT16) sum[row] = add_pairs(sum[row], x, w);
-            else sum[row] = _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(sum[row]), _mm512_xor_si512(x, signs), w));
-        }
-    }
-    for (int row = 0; row < N; row++, sums += 64) {
-        if constexpr (kind == BFLOAT16) _mm512_storeu_ps(sums, sum[row]);
-        else _mm512_storeu_si512(sums, _mm512_sub_epi32(_mm512_castps_si512(sum[row]), offset));
-    }
-}
 
 template <Kind kind>
-void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, int rows, void* sums) {
-    auto* to = (uint8_t*)sums;
-    for (; rows >= AT_ONCE; rows -= AT_ONCE, a += size_t(AT_ONCE) * stride, to += AT_ONCE * 64)
-        multiply_rows<kind, AT_ONCE>(a, stride, b, n_tiles, to);
+constexpr bool BY_TILES = HAS_MATRIX_UNIT && kind != FLOAT32;
+
+// The instruction multiplies unsigned by signed numbers. Without a matrix unit, weights are stored as w + 128, and 128 times the sum of a row's
+// numbers is subtracted from each of its products.
+constexpr uint8_t INT8_OFFSET = HAS_MATRIX_UNIT ? 0 : 128;
+
+// Rows and blocks of outputs of one product in registers.
+template <Kind kind>
+constexpr int STRIP = BY_TILES<kind> ? 4 * LANES : 12;
+template <Kind kind>
+constexpr int BLOCKS = BY_TILES<kind> ? 1 : 2;
+
+// Add the products of the numbers in each lane's four bytes; x is a row's, w one of each output.
+template <Kind kind>
+inline __m512 add_products(__m512 sum, int32_t x, __m512i w) {
+    if constexpr (kind == FLOAT32) {
+        float number;
+        std::memcpy(&number, &x, 4);
+        return _mm512_fmadd_ps(_mm512_set1_ps(number), _mm512_castsi512_ps(w), sum);
+    } else if constexpr (kind == INT8) {
+        return _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(sum), w, _mm512_set1_epi32(x)));
+    } else {
+#if defined(__AVX512BF16__)
+        return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(x), (__m512bh)w);
+#else  // a bfloat16 is the upper half of a float
+        const __m512i upper = _mm512_set1_epi32(int32_t(0xffff0000)), both = _mm512_set1_epi32(x);
+        sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(w, 16)), sum);
+        return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(both, upper)), _mm512_castsi512_ps(_mm512_and_si512(w, upper)), sum);
+#endif
+    }
+}
+
+// Multiply N rows with M blocks of 16 outputs, ``block_bytes`` apart; the sum of a row does not depend on the other rows.
+template <Kind kind, int N, int M>
+void multiply_rows(const uint8_t* a, int stride, const uint8_t* b, size_t block_bytes, void* sums) {
+    __m512 sum[M][N] = {};  // in int8: the bits of int32 sums
+    for (const uint8_t* const end = b + block_bytes; b < end; a += 4, b += 64) {
+        __m512i w[M];
+        for (int block = 0; block < M; block++) {
+            _mm_prefetch((const char*)b + block * block_bytes + 8 * TILE, _MM_HINT_T0);
+            w[block] = _mm512_loadu_si512(b + block * block_bytes);
+        }
+        for (int row = 0; row < N; row++) {
+            int32_t x;
+            std::memcpy(&x, a + size_t(row) * stride, 4);
+            for (int block = 0; block < M; block++) sum[block][row] = add_products<kind>(sum[block][row], x, w[block]);
+        }
+    }
+    for (int block = 0; block < M; block++)
+        for (int row = 0; row < N; row++) _mm512_storeu_ps((float*)sums + (block * STRIP<kind> + row) * LANES, sum[block][row]);
+}
+
+template <Kind kind, int M>
+void multiply_by_vectors(const uint8_t* a, int stride, const uint8_t* b, size_t block_bytes, int rows, void* sums) {
     switch (rows) {
-#define ROWS(n) case n: return multiply_rows<kind, n>(a, stride, b, n_tiles, to);
-        ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7)
+#define ROWS(n) case n: return multiply_rows<kind, n, M>(a, stride, b, block_bytes, sums);
+        ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
 #undef ROWS
     }
 }
 
-#endif
-
-// y[row, outputs of blocks begin to end] = f(x W^T + b) with the map's activation f, times ``times`` elementwise if given.
+// Multiply at most STRIP rows with at most BLOCKS blocks of outputs.
 template <Kind kind>
-void product(const Linear& map, const Rows& x, int rows, int begin, int end, float* y, const float* times = nullptr) {
-    alignas(64) float sums[STRIP * LANES * LANES];
-    int n_tiles = up_to(map.in_features, inner_of_tile(kind)) / inner_of_tile(kind);
-    for (int block = begin; block < end; block++) {
-        const uint8_t* b = map.weight + size_t(block) * n_tiles * TILE;
-        int column = block * LANES;
-        __mmask16 mask = first(map.out_features - column);
-        __m512 bias = map.bias ? masked_load(mask, map.bias + column) : _mm512_setzero_ps();
-        __m512 scale = kind == INT8 ? masked_load(mask, map.scale + column) : _mm512_set1_ps(1.0f);
-        for (int from = 0; from < rows; from += STRIP * LANES) {
-            const uint8_t* a = x.bytes.data() + size_t(from) * x.stride;
-            int here = rows - from < STRIP * LANES ? rows - from : STRIP * LANES;
-            multiply<kind>(a, x.stride, b, n_tiles, here, sums);
-            for (int row = 0; row < here; row++) {
-                __m512 sum;
-                if constexpr (kind == INT8)
-                    sum = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512((int32_t*)sums + row * LANES)), _mm512_set1_ps(x.scale[from + row]));
-                else
-                    sum = _mm512_load_ps(sums + row * LANES);
-                sum = _mm512_fmadd_ps(sum, scale, bias);
-                if (map.activation) sum = activated(map.activation, sum);
-                const size_t place = size_t(from + row) * map.out_features + column;
-                if (times) sum = _mm512_mul_ps(sum, masked_load(mask, times + place));
-                masked_store(y + place, mask, sum);
-            }
+void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, int rows, int blocks, void* sums) {
+    if constexpr (BY_TILES<kind>)
+        multiply_by_tiles<kind>(a, stride, b, n_tiles, rows, sums);
+    else if (blocks == 2)
+        multiply_by_vectors<kind, 2>(a, stride, b, size_t(n_tiles) * TILE, rows, sums);
+    else
+        multiply_by_vectors<kind, 1>(a, stride, b, size_t(n_tiles) * TILE, rows, sums);
+}
+
+// Operands and result of a product: y = f(x W^T + b), times ``times`` elementwise, plus ``residual``, if they are given.
+struct Output {
+    float* y;
+    const float *times = nullptr, *residual = nullptr;
+};
+
+// Write the results of 16 outputs for the rows from ``from`` on, given their sums.
+template <Kind kind>
+void finish(const Linear& map, const Rows& x, int from, int rows, int block, const float* sums, const Output& out) {
+    const int column = block * LANES;
+    const __mmask16 mask = first(map.out_features - column);
+    const __m512 bias = map.bias ? masked_load(mask, map.bias + column) : _mm512_setzero_ps();
+    const __m512 scale = kind == INT8 ? masked_load(mask, map.scale + column) : _mm512_set1_ps(1.0f);
+    for (int row = 0; row < rows; row++) {
+        __m512 sum = _mm512_load_ps(sums + row * LANES);
+        if constexpr (kind == INT8) {
+            __m512i whole = _mm512_castps_si512(sum);
+            if constexpr (!BY_TILES<kind>) whole = _mm512_sub_epi32(whole, _mm512_set1_epi32(INT8_OFFSET * x.total[from + row]));
+            sum = _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_set1_ps(x.scale[from + row]));
+        }
+        sum = _mm512_fmadd_ps(sum, scale, bias);
+        if (map.activation) sum = activated(map.activation, sum);
+        const size_t place = size_t(from + row) * map.out_features + column;
+        if (out.times) sum = _mm512_mul_ps(sum, masked_load(mask, out.times + place));
+        if (out.residual) sum = _mm512_add_ps(sum, masked_load(mask, out.residual + place));
+        masked_store(out.y + place, mask, sum);
+    }
+}
+
+// Compute the outputs of blocks ``begin`` to ``end``.
+template <Kind kind>
+void product(const Linear& map, const Rows& x, int rows, int begin, int end, const Output& out) {
+    alignas(64) float sums[BLOCKS<kind> * STRIP<kind> * LANES];
+    const int n_tiles = up_to(map.in_features, inner_of_tile(kind)) / inner_of_tile(kind);
+    for (int block = begin; block < end; block += BLOCKS<kind>) {
+        const int blocks = end - block < BLOCKS<kind> ? end - block : BLOCKS<kind>;
+        for (int from = 0; from < rows; from += STRIP<kind>) {
+            const int here = rows - from < STRIP<kind> ? rows - from : STRIP<kind>;
+            multiply<kind>(x.bytes.data() + size_t(from) * x.stride, x.stride, map.weight + size_t(block) * n_tiles * TILE, n_tiles, here, blocks, sums);
+            for (int i = 0; i < blocks; i++) finish<kind>(map, x, from, here, block + i, sums + i * STRIP<kind> * LANES, out);
         }
     }
 }

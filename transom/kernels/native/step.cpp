@@ -9,7 +9,9 @@
 #include <cmath>
 #include <new>
 #include <stdexcept>
+#include <type_traits>
 
+#include "parallel.h"
 #include "products.h"
 #include "team.h"
 
@@ -42,9 +44,9 @@ extern "C" struct State {
     const int32_t* sources;       // source index of each row
     const int32_t* lengths;       // tokens per source
     int32_t* slots;               // (rows, max_length): the row in which each earlier token was written
-    uint16_t* tokens;             // (blocks, max_length, capacity, keys and values) in bfloat16
-    const uint16_t* memory;       // (blocks, sources, longest, keys and values) in bfloat16
-    int64_t memory_stride;        // distance between the memories of two blocks
+    void* tokens;                 // (blocks, max_length, capacity, keys and values): float32 for weights in float32, else bfloat16
+    const void* memory;           // (blocks, sources, longest, keys and values) in the same type
+    int64_t memory_stride;        // distance between the memories of two blocks, in numbers
     const float* x;               // (rows, d_model): the embedded tokens
     float* logits;                // (rows, vocabulary)
 };
@@ -86,6 +88,13 @@ void apply_rotary(float* x, const float* cos, const float* sin, int pairs) {
     }
 }
 
+// Numbers of cached keys and values.
+template <Kind kind>
+using Cached = std::conditional_t<kind == FLOAT32, float, uint16_t>;
+
+inline void store_cached(float* to, __m512 x) { _mm512_storeu_ps(to, x); }
+inline void store_cached(uint16_t* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, narrow(x)); }
+
 // Attention of one query: z = softmax(q K^T / sqrt(d_head)) V with one head of keys and values. Key i is at key_at(i), its value after the
 // keys of all heads.
 template <typename KeyAt>
@@ -97,7 +106,7 @@ void attend(const Decoder& d, int head, const float* q, int n_keys, KeyAt key_at
     float most = -INFINITY;
     const float over = 1.0f / std::sqrt(float(d.d_head));
     for (int i = 0; i < n_keys; i++) {
-        const uint16_t* key = key_at(i) + head * d.d_head;
+        const auto* key = key_at(i) + head * d.d_head;
         __m512 sum = _mm512_setzero_ps();
         for (int c = 0; c < d.d_head; c += LANES) sum = _mm512_fmadd_ps(_mm512_loadu_ps(q + c), wide(key + c), sum);
         scores[i] = _mm512_reduce_add_ps(sum) * over;
@@ -143,6 +152,8 @@ struct Step {
 // One thread's part of a step: its blocks of every product, its (row, head) pairs of attention, and all norms and residual sums.
 template <Kind kind>
 class StepThread {
+    using Number = Cached<kind>;
+
    public:
     StepThread(Step& step, int thread_index) : d(step.d), s(step.s), shared(step.shared), own(step.own[thread_index]), team(step.team), thread_index_(thread_index) {}
 
@@ -191,7 +202,7 @@ class StepThread {
 
     void multiply_into(const Linear& map, float* y, const float* times = nullptr) {
         const int n_blocks = up_to(map.out_features, LANES) / LANES;
-        product<kind>(map, own.rows, s.rows, n_blocks * thread_index_ / team.size(), n_blocks * (thread_index_ + 1) / team.size(), y, times);
+        product<kind>(map, own.rows, s.rows, n_blocks * thread_index_ / team.size(), n_blocks * (thread_index_ + 1) / team.size(), {y, times});
     }
 
     // Call ``work`` for each of this thread's (row, key-value head).
@@ -221,7 +232,7 @@ class StepThread {
     void self_attention(const Block& block, int index) {
         const int queries = d.n_heads * d.d_head, keys = d.n_kv_heads * d.d_head, width = keys + d.n_kv_heads * d.d_value;
         const size_t line = size_t(s.capacity) * width;
-        uint16_t* tokens = s.tokens + index * line * s.max_length;
+        Number* tokens = (Number*)s.tokens + index * line * s.max_length;
         apply(block.qkv, before(block.attn_pre_norm), shared.qkv);
         each_head([&](int row, int head) {
             float* q = shared.qkv.data() + size_t(row) * (queries + width);
@@ -232,9 +243,9 @@ class StepThread {
                 for (int i = head * group; i < (head + 1) * group; i++) apply_rotary(q + i * d.d_head, cos, sin, d.rotary_pairs);
                 apply_rotary(k, cos, sin, d.rotary_pairs);
             }
-            uint16_t* now = tokens + s.length * line + size_t(row) * width;
-            for (int c = 0; c < d.d_head; c += LANES) _mm256_storeu_si256((__m256i*)(now + head * d.d_head + c), narrow(_mm512_loadu_ps(k + c)));
-            for (int c = 0; c < d.d_value; c += LANES) _mm256_storeu_si256((__m256i*)(now + keys + head * d.d_value + c), narrow(_mm512_loadu_ps(v + c)));
+            Number* now = tokens + s.length * line + size_t(row) * width;
+            for (int c = 0; c < d.d_head; c += LANES) store_cached(now + head * d.d_head + c, _mm512_loadu_ps(k + c));
+            for (int c = 0; c < d.d_value; c += LANES) store_cached(now + keys + head * d.d_value + c, _mm512_loadu_ps(v + c));
             const int32_t* slots = s.slots + size_t(row) * s.max_length;
             auto key_at = [&](int i) { return i == s.length ? now : tokens + i * line + size_t(slots[i]) * width; };
             each_query(row, head, q, shared.z, s.length + 1, key_at);
@@ -246,10 +257,10 @@ class StepThread {
 
     void cross_attention(const Block& block, int index) {
         const int queries = d.n_heads * d.d_head, width = d.n_kv_heads * (d.d_head + d.d_value);
-        const uint16_t* memory = s.memory + index * s.memory_stride;
+        const Number* memory = (const Number*)s.memory + index * s.memory_stride;
         apply(block.q, before(block.cross_pre_norm), shared.q);
         each_head([&](int row, int head) {
-            const uint16_t* source = memory + size_t(s.sources[row]) * s.max_source_length * width;
+            const Number* source = memory + size_t(s.sources[row]) * s.max_source_length * width;
             auto key_at = [&](int i) { return source + size_t(i) * width; };
             each_query(row, head, shared.q.data() + size_t(row) * queries, shared.cross_z, s.lengths[s.sources[row]], key_at);
         });
@@ -284,6 +295,42 @@ int guarded(Work work) noexcept {
     } catch (...) {
         return FAILED;
     }
+}
+
+// Call ``work`` with a kind as a constant.
+template <typename Work>
+void with_kind(Kind kind, Work work) {
+    switch (kind) {
+        case BFLOAT16: return work(std::integral_constant<Kind, BFLOAT16>());
+        case INT8: return work(std::integral_constant<Kind, INT8>());
+        case FLOAT32: return work(std::integral_constant<Kind, FLOAT32>());
+    }
+}
+
+constexpr int CHUNK_ROWS = 192;  // their inputs, and a block of weights, fit in the second-level cache
+
+// A linear map of any number of rows, of which each thread takes chunks, or chunks of the outputs of a few rows.
+int linear(Kind kind, const Linear& map, const float* x, int rows, const Output& out, int threads) {
+    const int n_blocks = up_to(map.out_features, LANES) / LANES, per_thread = (rows + threads - 1) / threads;
+    const bool by_rows = per_thread >= 2 * LANES;
+    const int chunk_rows = by_rows ? std::min(CHUNK_ROWS, up_to(per_thread, LANES)) : rows;
+    const int chunk_blocks = by_rows ? n_blocks : (n_blocks + threads - 1) / threads;
+    std::atomic<int> status{DONE};
+    const int n_chunks = by_rows ? (rows + chunk_rows - 1) / chunk_rows : (n_blocks + chunk_blocks - 1) / chunk_blocks;
+    for_each_chunk(n_chunks, threads, [&](int64_t chunk) {
+        const int from = by_rows ? int(chunk) * chunk_rows : 0, here = std::min(chunk_rows, rows - from);
+        const int begin = by_rows ? 0 : int(chunk) * chunk_blocks, end = std::min(n_blocks, begin + chunk_blocks);
+        thread_local Rows taken;  // allocating anew in each call costs as much as quantizing
+        const int failed = guarded([&] { return taken.reserve(kind, here, map.in_features), DONE; });
+        if (failed) return status.store(failed);
+        taken.take(kind, x + size_t(from) * map.in_features, here, map.in_features);
+        const size_t shift = size_t(from) * map.out_features;
+        const Output mine{out.y + shift, nullptr, out.residual ? out.residual + shift : nullptr};
+        configure_tiles();
+        with_kind(kind, [&](auto constant) { product<constant>(map, taken, here, begin, end, mine); });
+        release_tiles();
+    });
+    return status;
 }
 
 bool within_bounds(const Decoder& d, const State& s) {
@@ -334,24 +381,19 @@ void transom_pack(int kind_, const float* weight, int inner, int outer, uint8_t*
         for (int i = 0; i < inner; i += inner_of_tile(kind), packed += TILE) {
             uint32_t lines[LANES][LANES] = {};
             for (int o = 0; o < here; o++) shorten(kind, rows + size_t(o) * inner, i, inner, scale[begin + o], (uint8_t*)lines[o], 64);
+            const uint32_t offset = kind == INT8 ? INT8_OFFSET * 0x01010101u : 0;  // w + 128 as an unsigned number: the sign bit flipped
             for (int line = 0; line < LANES; line++)
-                for (int o = 0; o < LANES; o++) std::memcpy(packed + line * 64 + o * 4, &lines[o][line], 4);
+                for (int o = 0; o < LANES; o++) {
+                    const uint32_t bytes = lines[o][line] ^ offset;
+                    std::memcpy(packed + line * 64 + o * 4, &bytes, 4);
+                }
         }
     }
 }
 
-// y = f(x W^T + b), on the calling thread alone.
-int transom_linear(int kind, const Linear* map, const float* x, int rows, float* y) {
-    return guarded([&] {
-        Rows taken;
-        taken.reserve(Kind(kind), rows, map->in_features);
-        taken.take(Kind(kind), x, rows, map->in_features);
-        configure_tiles();
-        const int n_blocks = up_to(map->out_features, LANES) / LANES;
-        if (kind == INT8) product<INT8>(*map, taken, rows, 0, n_blocks, y); else product<BFLOAT16>(*map, taken, rows, 0, n_blocks, y);
-        release_tiles();
-        return DONE;
-    });
+// y = f(x W^T + b) + residual, which may be null.
+int transom_linear(int kind, const Linear* map, const float* x, int rows, const float* residual, float* y, int threads) {
+    return linear(Kind(kind), *map, x, rows, {y, nullptr, residual}, threads);
 }
 
 // Create the workspace of a cache; null if memory or threads cannot be allocated.
@@ -373,7 +415,7 @@ int transom_step(const Decoder* decoder, State* state, void* workspace) {
         work.team.run(
             [](void* with, int thread_index) {
                 auto& step = *(Step*)with;
-                if (step.d.kind == INT8) StepThread<INT8>(step, thread_index).run(); else StepThread<BFLOAT16>(step, thread_index).run();
+                with_kind(Kind(step.d.kind), [&](auto kind) { StepThread<kind>(step, thread_index).run(); });
             },
             &step);
         for (size_t row = 0; row < size_t(state->rows); row++) state->slots[row * state->max_length + state->length] = int32_t(row);
