@@ -58,12 +58,15 @@ def training_steps(shape: Shape) -> dict[str, Callable[[], float]]:
 
 
 def translators(tasks: list[Task], threads: int) -> dict[tuple[str, str], Callable[[], list[list[int]]]]:
-    """Return translation workloads by (task, mode), which split the batch over the threads and return the new tokens of each row."""
-    model = fresh_model(tasks[0].shape).eval()
+    """Return translation workloads by (task, mode), which split the batch over the threads and return the new tokens of each row.
+
+    Beside int8 weights, the rest of the model is in the precision that transom chooses itself.
+    """
+    model, chosen = fresh_model(tasks[0].shape).eval(), choose_precision("auto", torch.device("cpu"))
     backends: dict[str, StepModel[Any, Any]] = {"bf16": build_decoder_backend(model, torch.bfloat16), "fp32": build_decoder_backend(model)}
     if decoder_step_library()[0] is not None:
-        backends["int8"] = build_decoder_backend(model, torch.bfloat16, int8=True)
-        backends["bf16, no C++"] = FusedSeq2Seq(copy.deepcopy(model).bfloat16())
+        backends["int8"] = build_decoder_backend(model, chosen.dtype, int8=True)
+        backends[f"{chosen.name}, no C++"] = FusedSeq2Seq(copy.deepcopy(model).to(chosen.dtype))
     return {(task.name, mode): partial(_translate, backend, task, threads) for task in tasks for mode, backend in backends.items()}
 
 

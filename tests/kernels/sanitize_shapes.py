@@ -11,7 +11,7 @@ import torch
 from tests.kernels.test_native_decoder import LANGUAGE_VARIANTS, VARIANTS, language_model, model_of
 from transom.data.batch import PaddedSequences
 from transom.decoding.backends.native_decoder import WEIGHT_TYPES, NativeLanguageModel, NativeSeq2Seq, TiledLinear
-from transom.kernels.native_library import declare_functions
+from transom.kernels.native_library import declare_functions, use_openmp
 
 SHAPES = [
     ([[5, 6, 7, 2]], 1, 4),
@@ -26,7 +26,7 @@ SHAPES = [
 
 def load(path: str) -> ctypes.CDLL:
     """Load a library and tell ctypes about its functions."""
-    return declare_functions(ctypes.CDLL(path))
+    return use_openmp(declare_functions(ctypes.CDLL(path)))
 
 
 def run(library: ctypes.CDLL) -> int:

@@ -1,16 +1,28 @@
 """Linear layers with weights prepacked for repeated inference."""
 
+import ctypes
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from transom.layers.activation import ACTIVATIONS, GATES
 from transom.layers.dispatch import operation
 
 Activation = Callable[[Tensor], Tensor]
+WeightType = Literal["bf16", "int8", "fp32"]
+WEIGHT_TYPES: dict[WeightType, int] = {"bf16": 0, "int8": 1, "fp32": 2}
+"""Codes of the weight types in ``products.h``."""
+
+ACTIVATION_CODES: dict[Activation | None, int] = {
+    None: 0,
+    **{ACTIVATIONS[kind]: number for kind, number in {"relu": 1, "gelu": 2, "gelu-tanh": 3, "silu": 4, "squared-relu": 6}.items()},
+    **{GATES[kind]: number for kind, number in {"glu": 5, "reglu": 1, "geglu": 2, "geglu-tanh": 3, "swiglu": 4}.items()},
+}
+"""Codes of the activations in ``products.h``."""
 
 
 @runtime_checkable
@@ -57,18 +69,80 @@ def pack_linear(
     return UnpackedLinear(weight, bias, activation)
 
 
+def library_structs(library: ctypes.CDLL) -> Any:
+    """Return the ctypes structures of a library's functions (``kernels/native_structs.py``)."""
+    return library.structs
+
+
+class TiledLinear:
+    """A linear map y = f(x W^T + b) with weights in tiles of 16 outputs, in float32, bfloat16 or int8.
+
+    In int8 y_o = f(s_o s_x sum_i w_oi x_i + b_o) (Wu et al. 2016, section 6, with one scale per output and per row): w and x are rounded to
+    -127 ... 127 with s_o = max_i |W_oi| / 127 and s_x = max_i |x_i| / 127. The scale s_x is per row, so that no result depends on the other
+    rows of the batch. Sums are exact in int8, and in float32 otherwise.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        kind: WeightType,
+        weight: Float[Tensor, "outer inner"],
+        bias: Float[Tensor, "outer"] | None = None,
+        activation: Activation | None = None,
+    ) -> None:
+        """Pack the weights; ``activation`` is the activation f, one of ``ACTIVATION_CODES``."""
+        self.out_features, self.in_features = weight.shape
+        self._library, self._kind = library, WEIGHT_TYPES[kind]
+        self.weight = torch.empty(library.transom_packed_bytes(self._kind, self.in_features, self.out_features), dtype=torch.uint8)
+        self.scale = torch.zeros(self.out_features)
+        weight_fp32 = weight.float().contiguous()
+        library.transom_pack(
+            self._kind, weight_fp32.data_ptr(), self.in_features, self.out_features, self.weight.data_ptr(), self.scale.data_ptr()
+        )
+        self.bias = None if bias is None else bias.float().contiguous()
+        self.layout = library_structs(library).LinearStruct(
+            self.weight.data_ptr(),
+            self.scale.data_ptr(),
+            _pointer(self.bias),
+            self.in_features,
+            self.out_features,
+            activation=ACTIVATION_CODES[activation],
+        )
+
+    def __call__(
+        self, x: Float[Tensor, "*axes inner"], residual: Float[Tensor, "*axes outer"] | None = None
+    ) -> Float[Tensor, "*axes outer"]:
+        """Return f(x W^T + b), with ``residual`` added if given, in the dtype of ``x``."""
+        x_fp32, residual_fp32 = (None if each is None else each.float().contiguous() for each in (x, residual))
+        assert x_fp32 is not None
+        y = x_fp32.new_empty(*x.shape[:-1], self.out_features)
+        if rows := x_fp32.numel() // self.in_features:
+            layout, pointers = ctypes.byref(self.layout), (x_fp32.data_ptr(), rows, _pointer(residual_fp32), y.data_ptr())
+            status = self._library.transom_linear(self._kind, layout, *pointers, torch.get_num_threads())
+            library_structs(self._library).raise_for_status(status)
+        return y.to(x.dtype)
+
+
+def _pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
 class LinearFactory(NamedTuple):
     """Builds linear layers for one expected number of rows, such as that of a decoding step.
 
     Attributes:
         rows: expected number of rows of x.
         dtype: dtype of the activations.
+        library: the native library, for layers in int8; None for layers in ``dtype``.
     """
 
     rows: int
     dtype: torch.dtype
+    library: ctypes.CDLL | None = None
 
     def make(
         self, weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"] | None, activation: Activation | None = None
     ) -> PackedLinear:
+        if self.library is not None:
+            return TiledLinear(self.library, "int8", weight, bias, activation)
         return pack_linear(weight, bias, activation, self.rows)

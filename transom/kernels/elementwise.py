@@ -9,9 +9,7 @@ The functions copy what is not contiguous before autograd sees it, so that secon
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch

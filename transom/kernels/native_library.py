@@ -23,7 +23,7 @@ _STEP_FUNCTIONS: _Functions = {
     "transom_packed_bytes": ([_INT] * 3, ctypes.c_int64),
     "transom_pack": ([_INT, _POINTER, _INT, _INT, _POINTER, _POINTER], None),
     "transom_linear": ([_INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _INT], _INT),
-    "transom_set_parallel": ([_POINTER], None),
+    "transom_set_openmp": ([_POINTER] * 3, None),
     "transom_create_workspace": ([_INT], _POINTER),
     "transom_free_workspace": ([_POINTER], None),
     "transom_step": ([_POINTER] * 3, _INT),
@@ -44,7 +44,7 @@ ELEMENTWISE_FUNCTIONS: _Functions = {
     f"transom_{name}_{dtype}": types for name, types in _ELEMENTWISE.items() for dtype in ("bfloat16", "float32")
 }
 ELEMENTWISE_FUNCTIONS |= {
-    "transom_set_parallel": ([_POINTER], None),
+    "transom_set_openmp": ([_POINTER] * 3, None),
     "transom_attention": ([*[_POINTER] * 8, _LONG, _INT], None),
     "transom_attention_backward": ([*[_POINTER] * 11, _LONG, _INT], None),
 }
@@ -89,7 +89,7 @@ def build_and_load(*flags: str) -> tuple[ctypes.CDLL, str]:
         BuildError: the library cannot be built.
     """
     library, where = load_library(STEP, find_compiler(), sorted(cpu_flags()), flags)
-    return _use_openmp(declare_functions(library)), where
+    return use_openmp(declare_functions(library)), where
 
 
 @cache
@@ -99,7 +99,7 @@ def load_elementwise_library() -> NativeLibrary:
         return NativeLibrary(None, f"{NATIVE_VARIABLE}=0")
     try:
         library, where = load_library(ELEMENTWISE, find_compiler(), sorted(cpu_flags()))
-        return NativeLibrary(_use_openmp(declare_functions(library, ELEMENTWISE_FUNCTIONS)), where)
+        return NativeLibrary(use_openmp(declare_functions(library, ELEMENTWISE_FUNCTIONS)), where)
     except (BuildError, OSError, AttributeError) as error:
         return NativeLibrary(None, str(error))
 
@@ -113,11 +113,12 @@ def declare_functions(library: ctypes.CDLL, functions: _Functions = _STEP_FUNCTI
     return library
 
 
-def _use_openmp(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Let a library run its loops on the threads of the OpenMP library that PyTorch has loaded; without one it uses one thread."""
+def use_openmp(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Let a library use the threads of the OpenMP library that PyTorch has loaded; without one it uses one thread."""
     for path in _openmp_libraries():
-        if function := getattr(ctypes.CDLL(str(path)), "GOMP_parallel", None):
-            library.transom_set_parallel(ctypes.cast(function, ctypes.c_void_p))
+        found = [getattr(ctypes.CDLL(str(path)), name, None) for name in ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")]
+        if None not in found:
+            library.transom_set_openmp(*(ctypes.cast(function, ctypes.c_void_p) for function in found))
             break
     return library
 

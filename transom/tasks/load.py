@@ -22,7 +22,6 @@ from transom.decoding.predictors.embedder import Embedder
 from transom.errors import CheckpointError, ConfigError
 from transom.exchange.imported import Imported
 from transom.files.safe_read import describe_validation_error
-from transom.models.base import GenerativeModel
 from transom.models.build import build_uninitialized
 from transom.planning.precision import choose_precision
 from transom.tasks.task import LoadedRun, task_class
@@ -49,8 +48,8 @@ def load(
     Args:
         folder: the run folder, which is ``out`` of ``transom.train`` and ``--out`` of ``transom train``.
         precision: dtype of the matrix products. "auto" chooses the dtype that this machine multiplies fastest according to its instruction
-            set. The dtype of the training run is ignored, because this machine may only emulate it. "int8" is for generative models: their
-            decoding steps use 8-bit weights, and all other matrix products use the dtype of "auto".
+            set. The dtype of the training run is ignored, because this machine may only emulate it. With "int8", decoding steps and
+            encoder blocks use 8-bit weights, and all other matrix products use the dtype of "auto".
         plugins: files and modules to import first, which are the plugins that the run was trained with.
         kind: expected class of the predictor, such as ``transom.Translator``. A predictor of another class is an error. Type
             checkers and editors infer the class of the result from ``kind``.
@@ -92,11 +91,6 @@ def load_with_task(
     else:
         model.load_state_dict(weights)
     int8 = precision == "int8"
-    if int8 and not isinstance(model, GenerativeModel):
-        raise ConfigError(
-            f"precision: int8 is for translators and language models, found a model of kind {config.kind} in {folder};"
-            " set precision to auto"
-        )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     chosen = choose_precision("auto" if precision == "int8" else precision, device)
     prepare_for_inference(model, chosen.dtype, device)

@@ -9,7 +9,7 @@ from transom.checkpoints.run_folder import RunFolder
 from transom.config.model_overrides import NO_OVERRIDES, UserOverrides
 from transom.config.recipe import Recipe
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
-from transom.decoding.backends.decoder_backend import build_decoder_backend
+from transom.decoding.backends.decoder_backend import build_decoder_backend, build_encoder_backend
 from transom.decoding.inference import Deferred, ProgressCallback
 from transom.decoding.predictors.class_metrics import ClassificationMetrics
 from transom.decoding.predictors.classifier import ClassPrediction
@@ -31,7 +31,7 @@ class LoadedRun(NamedTuple):
         recipe: the recipe of the run; None if the run folder contains no recipe.
         decoding: settings of decoding or inference: those of the recipe or of an imported model; None for the defaults.
         precision: dtype of the matrix products with the reason for the choice.
-        int8: whether the decoding steps use int8 weights.
+        int8: whether decoding steps and encoder blocks use int8 weights.
         origin: the run folder, for display.
     """
 
@@ -61,6 +61,15 @@ class LoadedRun(NamedTuple):
         if self.int8:
             return build_decoder_backend(self.model, int8=True)
         return Deferred(lambda: build_decoder_backend(self.model))
+
+    @property
+    def encoder_backend(self) -> Any:
+        """The fastest available implementation of an encoder of texts or images.
+
+        Raises:
+            ConfigError: ``int8`` is set, and the model or the machine does not support it.
+        """
+        return build_encoder_backend(self.model, self.int8)
 
 
 @runtime_checkable

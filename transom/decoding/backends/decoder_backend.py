@@ -12,11 +12,11 @@ from transom.decoding.backends.fused_inference import FusedEncoder, FusedSeq2Seq
 from transom.decoding.backends.native_decoder import (
     NativeLanguageModel,
     NativeSeq2Seq,
-    WeightType,
     decoder_step_library,
     is_plain_attention,
     unsupported_reason,
 )
+from transom.decoding.packed_linear import ACTIVATION_CODES, WeightType
 from transom.decoding.search.interfaces import StepModel
 from transom.errors import ConfigError
 from transom.layers.attention import Attention
@@ -54,7 +54,7 @@ def build_decoder_backend(model: Network, dtype: torch.dtype | None = None, int8
     Args:
         model: the model; it is copied only if its dtype differs from ``dtype``.
         dtype: dtype of the matrix products; the dtype of the weights by default.
-        int8: use int8 matrix products in the decoder, whatever ``dtype`` is.
+        int8: use int8 weights in the decoder and, if it can be fused, in the encoder, whatever ``dtype`` is.
 
     Raises:
         ConfigError: int8 is requested, and this model or this machine does not support it.
@@ -68,26 +68,50 @@ def build_decoder_backend(model: Network, dtype: torch.dtype | None = None, int8
         if isinstance(model, DecoderOnlyTransformer):
             return NativeLanguageModel(library, model, weight_type)
         if isinstance(model, Seq2SeqTransformer):
-            return NativeSeq2Seq(library, model, weight_type, FusedEncoder(model) if _can_fuse(model, model.config) else model.encode)
+            encode = FusedEncoder(model, library if int8 else None) if _can_fuse(model, model.config) else model.encode
+            return NativeSeq2Seq(library, model, weight_type, encode)
     if int8:
         raise ConfigError(f"precision = 'int8' requires the native decoder, but {reason}; set precision to 'auto'")
     assert isinstance(model, StepModel)
     return FusedSeq2Seq(model) if isinstance(model, Seq2SeqTransformer) and _can_fuse(model, model.config) else model
 
 
-def build_encoder_backend(model: ModelT) -> ModelT:
+def build_encoder_backend(model: ModelT, int8: bool = False) -> ModelT:
     """Return the fastest backend for an encoder of texts or images: the model with a fused stack if that is possible.
 
     A model with a fused stack shares all other weights with ``model``. Later changes of the weights of the original stack have no effect,
     and activations of the fused stack cannot be recorded.
+
+    Args:
+        model: the model.
+        int8: use int8 weights in the blocks.
+
+    Raises:
+        ConfigError: int8 is requested, and this model or this machine does not support it.
     """
-    if model.device.type != "cpu" or not isinstance(model, EncoderOnlyTransformer | VisionTransformer):
-        return model
-    if not _can_fuse(model.encoder, model.config) or type(model.embedding.position) not in ADDITIVE_POSITIONS:
+    reason = _reason_against_fusing(model)
+    library = None
+    if int8 and reason is None:
+        library, why = decoder_step_library()
+        reason = why if library is None else None
+    if int8 and reason is not None:
+        raise ConfigError(f"precision = 'int8' requires fused encoder blocks, but {reason}; set precision to 'auto'")
+    if reason is not None or not isinstance(model, EncoderOnlyTransformer | VisionTransformer):
         return model
     fused = copy.copy(model)
-    fused._modules = model._modules | {"encoder": FusedStack(model.encoder, next(model.encoder.parameters()))}
+    fused._modules = model._modules | {"encoder": FusedStack(model.encoder, next(model.encoder.parameters()).dtype, library)}
     return fused
+
+
+def _reason_against_fusing(model: Network) -> str | None:
+    """Return why the blocks of an encoder cannot be fused; None if they can."""
+    if not isinstance(model, EncoderOnlyTransformer | VisionTransformer):
+        return "only Transformer encoders have them"
+    if model.device.type != "cpu":
+        return "they run on CPUs only"
+    if not _can_fuse(model.encoder, model.config) or type(model.embedding.position) not in ADDITIVE_POSITIONS:
+        return "they do not support some component of this model"
+    return None
 
 
 def _can_fuse(module: nn.Module, config: TransformerConfig) -> bool:
@@ -96,5 +120,7 @@ def _can_fuse(module: nn.Module, config: TransformerConfig) -> bool:
 
 def _can_fuse_module(module: nn.Module) -> bool:
     if isinstance(module, Attention) and not (is_plain_attention(module) and module.n_kv_heads == module.n_heads):
+        return False
+    if isinstance(module, FeedForward) and module.activation not in ACTIVATION_CODES:
         return False
     return type(module) in FUSABLE_MODULES

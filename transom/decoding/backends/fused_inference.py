@@ -4,6 +4,7 @@ At one token per step, reading weights and calling operations dominate the time.
 bias and residual, and a step is a plain loop over blocks. All weights here come from a model and are never saved.
 """
 
+import ctypes
 from typing import NamedTuple
 
 import torch
@@ -76,9 +77,9 @@ class FusedCache:
 class FusedEncoder:
     """Fused encoder of an encoder-decoder, on the device of the model; later changes of the model have no effect."""
 
-    def __init__(self, model: Seq2SeqTransformer) -> None:
-        """Pack the weights of ``model``."""
-        arithmetic = LinearFactory(PREFILL_ROWS, model.unembedding.weight.dtype)
+    def __init__(self, model: Seq2SeqTransformer, int8_library: ctypes.CDLL | None = None) -> None:
+        """Pack the weights of ``model``, in int8 with the native library ``int8_library``."""
+        arithmetic = LinearFactory(PREFILL_ROWS, model.unembedding.weight.dtype, int8_library)
         self._embed, self._encoder = _Embedding(model.source_embedding, arithmetic.dtype), _Stack(model.encoder, arithmetic)
 
     @torch.inference_mode()
@@ -175,10 +176,10 @@ class FusedStack(nn.Module):
 
     routed = False
 
-    def __init__(self, stack: Stack, like: Tensor) -> None:
-        """Pack the weights of ``stack`` in the dtype of ``like``; later changes of ``stack`` have no effect."""
+    def __init__(self, stack: Stack, dtype: torch.dtype, int8_library: ctypes.CDLL | None = None) -> None:
+        """Pack the weights of ``stack`` in a dtype, or in int8 with the native library; later changes of ``stack`` have no effect."""
         super().__init__()
-        self._stack = _Stack(stack, LinearFactory(PREFILL_ROWS, like.dtype))
+        self._stack = _Stack(stack, LinearFactory(PREFILL_ROWS, dtype, int8_library))
 
     def forward(self, x: Float[Tensor, "rows query d_model"], ctx: StackContext) -> Float[Tensor, "rows query d_model"]:
         """Pass the residual stream through the blocks, which share one attention mask."""

@@ -2,8 +2,8 @@
 
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -11,11 +11,19 @@ from torch import Tensor, nn
 
 from transom.config.patterns import FullPatternConfig
 from transom.data.batch import PaddedSequences
-from transom.decoding.packed_linear import Activation
-from transom.layers.activation import ACTIVATIONS, GATES
+from transom.decoding.packed_linear import (
+    ACTIVATION_CODES,
+    PREFILL_ROWS,
+    WEIGHT_TYPES,
+    Activation,
+    LinearFactory,
+    TiledLinear,
+    WeightType,
+    library_structs,
+)
 from transom.layers.attention import Attention
 from transom.layers.block import PostNormBlock, PreNormBlock, ResidualConnection, SequentialBlock
-from transom.layers.cache import KeyValues, KVCache
+from transom.layers.cache import KVCache
 from transom.layers.dispatch import operation
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
@@ -28,21 +36,10 @@ from transom.models.base import Network
 from transom.models.decoder import DecoderOnlyTransformer
 from transom.models.seq2seq import EncoderOutput, Seq2SeqTransformer
 
-WeightType = Literal["bf16", "int8", "fp32"]
-WEIGHT_TYPES: dict[WeightType, int] = {"bf16": 0, "int8": 1, "fp32": 2}
-"""Codes of the weight types in ``products.h``."""
-
 LANES = 16
 """Floats per SIMD vector; d_head and d_value must be multiples of this number."""
 MAX_THREADS = 8
 """Maximum threads per step: each computes a part of every product, and a small part is not worth the synchronization."""
-
-ACTIVATION_CODES: dict[Activation | None, int] = {
-    None: 0,
-    **{ACTIVATIONS[kind]: number for kind, number in {"relu": 1, "gelu": 2, "gelu-tanh": 3, "silu": 4, "squared-relu": 6}.items()},
-    **{GATES[kind]: number for kind, number in {"glu": 5, "reglu": 1, "geglu": 2, "geglu-tanh": 3, "swiglu": 4}.items()},
-}
-"""Codes of the activations in ``products.h``."""
 
 SUPPORTED_MODULES = {
     *(Stack, PreNormBlock, PostNormBlock, Attention, FeedForward, GatedFeedForward, ResidualConnection, Norm, LayerNorm, RmsNorm, Dropout),
@@ -97,85 +94,44 @@ def _embedding(model: Seq2SeqTransformer | DecoderOnlyTransformer) -> Embedding:
     return model.target_embedding if isinstance(model, Seq2SeqTransformer) else model.embedding
 
 
-def library_structs(library: ctypes.CDLL) -> Any:
-    """Return the ctypes structures of a library's functions (``kernels/native_structs.py``)."""
-    return library.structs
-
-
-class TiledLinear:
-    """A linear map y = f(x W^T + b) with weights in tiles of 16 outputs, in float32, bfloat16 or int8; x and y are float32.
-
-    In int8 y_o = f(s_o s_x sum_i w_oi x_i + b_o) (Wu et al. 2016, section 6, with one scale per output and per row): w and x are rounded to
-    -127 ... 127 with s_o = max_i |W_oi| / 127 and s_x = max_i |x_i| / 127. The scale s_x is per row, so that no result depends on the other
-    rows of the batch.
-    """
-
-    def __init__(
-        self,
-        library: ctypes.CDLL,
-        kind: WeightType,
-        weight: Float[Tensor, "outer inner"],
-        bias: Float[Tensor, "outer"] | None = None,
-        activation: Activation | None = None,
-    ) -> None:
-        """Pack the weights; ``activation`` is the activation f, one of ``ACTIVATION_CODES``."""
-        self.out_features, self.in_features = weight.shape
-        self.weight = torch.empty(library.transom_packed_bytes(WEIGHT_TYPES[kind], self.in_features, self.out_features), dtype=torch.uint8)
-        self.scale = torch.zeros(self.out_features)
-        weight_fp32 = weight.float().contiguous()
-        library.transom_pack(
-            WEIGHT_TYPES[kind], weight_fp32.data_ptr(), self.in_features, self.out_features, self.weight.data_ptr(), self.scale.data_ptr()
-        )
-        self.bias = None if bias is None else bias.float().contiguous()
-        self.layout = library_structs(library).LinearStruct(
-            self.weight.data_ptr(),
-            self.scale.data_ptr(),
-            _pointer(self.bias),
-            self.in_features,
-            self.out_features,
-            activation=ACTIVATION_CODES[activation],
-        )
-
-
 class NativeCache:
     """KV cache of the native decoder. Reordering rows does not move keys and values: each row has a table of its tokens' slots."""
 
     def __init__(
         self,
         library: ctypes.CDLL,
-        read: Sequence[KeyValues],
-        memories: Sequence[KeyValues],
+        read: Float[Tensor, "blocks rows n_kv_heads read width"],
+        memory: Float[Tensor, "cross_blocks sources n_kv_heads source width"] | None,
         lengths: Int[Tensor, "sources"] | None,
         n_beams: int,
         max_length: int,
-        dtype: torch.dtype,
     ) -> None:
         """Allocate the cache.
 
         Args:
             library: the native library.
-            read: keys and values of the tokens that each row has read before, per block.
-            memories: keys and values of the sources, per block; empty without cross-attention.
+            read: keys and values of the tokens that each row has read before, the value of a token after its key, so that a head's tokens
+                are read in one stream.
+            memory: keys and values of the sources, likewise; None without cross-attention.
             lengths: number of tokens per source; None without cross-attention.
             n_beams: number of rows per source.
             max_length: maximum number of tokens per row, including the tokens read before.
-            dtype: ``cache_dtype`` of the decoder.
         """
-        cached, memory = _pack_keys_values(read, dtype), _pack_keys_values(memories, dtype)
-        n_blocks, n_read, rows, width = cached.shape
-        n_sources = memory.shape[1] and memory.shape[2]
-        if n_read > max_length or (n_sources and rows != n_beams * n_sources):
+        n_blocks, rows, n_heads, n_read, width = read.shape
+        memory = read.new_empty(0, 0, 0, 0, 0) if memory is None else memory.contiguous()
+        n_sources, longest = memory.shape[1], memory.shape[3]
+        if n_read > max_length or (longest and rows != n_beams * n_sources):
             raise ValueError(f"expected max_length >= {n_read} and {n_sources} x {n_beams} rows, found {max_length} and {rows} rows")
-        self._tokens = torch.empty(n_blocks, max_length, rows, width, dtype=dtype)
-        self._tokens[:, :n_read] = cached
+        self._tokens = read.new_empty(n_blocks, rows, n_heads, max_length, width)
+        self._tokens[:, :, :, :n_read] = read
         self._slots = torch.zeros(rows, max_length, dtype=torch.int32)
         self._slots[:, :n_read] = torch.arange(rows)[:, None]
         self._sources = torch.arange(rows, dtype=torch.int32) // n_beams
-        self._memory, self._lengths = memory.transpose(1, 2).contiguous(), None if lengths is None else lengths.int()
-        self.state = library_structs(library).StateStruct(rows, n_read, rows, max_length, memory.shape[1], memory=self._memory.data_ptr())
+        self._memory, self._lengths = memory, None if lengths is None else lengths.int()
+        self.state = library_structs(library).StateStruct(rows, n_read, rows, max_length, longest, memory=self._memory.data_ptr())
         self.state.memory_stride = self._memory.stride(0)
         self.state.lengths, self.state.tokens = _pointer(self._lengths), self._tokens.data_ptr()
-        self.dtype, self.shapes = dtype, (n_blocks, width, memory.shape[0], memory.shape[3])
+        self.dtype, self.shapes = read.dtype, (n_blocks, n_heads * width, memory.shape[0], memory.shape[2] * memory.shape[4])
         self.workspace = library.transom_create_workspace(min(torch.get_num_threads(), MAX_THREADS))
         if self.workspace is None:
             raise MemoryError("expected memory and threads for a step of the native decoder, found too little")
@@ -199,12 +155,6 @@ class NativeCache:
 
     def select_sources(self, sources: Int[Tensor, "kept"]) -> None:
         """Do nothing: ``reorder`` keeps the source index of each row, so that no row refers to a dropped source."""
-
-
-def _pack_keys_values(blocks: Sequence[KeyValues], dtype: torch.dtype) -> Tensor:
-    """Pack keys and values to (blocks, tokens, rows, keys of all heads followed by values of all heads)."""
-    packed = [torch.cat([x.permute(2, 0, 1, 3).flatten(2) for x in (k, v)], -1).to(dtype) for k, v in blocks]
-    return torch.stack(packed) if packed else torch.empty(0, 0, 0, 0, dtype=dtype)
 
 
 class NativeDecoder:
@@ -326,19 +276,24 @@ class NativeSeq2Seq:
     def __init__(
         self, library: ctypes.CDLL, model: Seq2SeqTransformer, kind: WeightType, encode: Callable[[PaddedSequences], EncoderOutput]
     ) -> None:
-        """Pack the decoder of ``model``, which still projects the encoder output and must not change; ``encode`` encodes the sources."""
-        self._model, self.encode, self.kind = model, encode, kind
+        """Pack the decoder of ``model``, which must not change; ``encode`` encodes the sources."""
+        self.encode, self.kind = encode, kind
         self.decoder = NativeDecoder(library, kind, model)
+        arithmetic = LinearFactory(PREFILL_ROWS, model.unembedding.weight.dtype, library if kind == "int8" else None)
+        crosses = [block.cross for block in model.decoder.blocks if isinstance(block.cross, Attention)]
+        self._memory_shape = len(crosses), crosses[0].n_kv_heads, crosses[0].d_head + crosses[0].d_value
+        weights, biases = zip(*(_interleave(cross) for cross in crosses), strict=True)
+        self._project = arithmetic.make(torch.cat(weights), None if biases[0] is None else torch.cat(biases))
         self.step = self.decoder.step
 
     @torch.inference_mode()
     def start(self, memory: EncoderOutput, n_beams: int, max_length: int) -> NativeCache:
         """Project the encoder output to keys and values, once per source, and allocate a cache of ``max_length`` tokens per row."""
-        cache = self._model.start(memory, n_beams, 0)
-        memories = [each for each in cache.memories if isinstance(each, KeyValues)]
+        n_blocks, n_heads, width = self._memory_shape
+        projected = self._project(memory.states).to(self.decoder.cache_dtype).unflatten(-1, self._memory_shape)
+        read = projected.new_empty(n_blocks, n_beams * len(memory.states), n_heads, 0, width)
         lengths = (memory.segments > 0).sum(1)
-        blocks = _cached_keys_values(cache.blocks)
-        return NativeCache(self.decoder.library, blocks, memories, lengths, n_beams, max_length, self.decoder.cache_dtype)
+        return NativeCache(self.decoder.library, read, projected.permute(2, 0, 3, 1, 4), lengths, n_beams, max_length)
 
 
 class NativeLanguageModel:
@@ -358,12 +313,17 @@ class NativeLanguageModel:
     def start(self, prompt: PaddedSequences, n_beams: int, max_length: int) -> NativeCache:
         """Read all but the last token of each prompt into a cache that has room for ``max_length`` more tokens per row."""
         cache = self._model.start(prompt, n_beams, 0)
-        blocks, length = _cached_keys_values(cache.blocks), cache.length + max_length
-        return NativeCache(self.decoder.library, blocks, [], None, n_beams, length, self.decoder.cache_dtype)
+        keys_values = [block.read() for block in cache.blocks if isinstance(block, KVCache)]
+        read = torch.stack([torch.cat([k, v], -1).to(self.decoder.cache_dtype) for k, v in keys_values])
+        return NativeCache(self.decoder.library, read, None, None, n_beams, cache.length + max_length)
 
 
-def _cached_keys_values(blocks: Sequence[object]) -> list[KeyValues]:
-    return [block.read() for block in blocks if isinstance(block, KVCache)]
+def _interleave(attention: Attention) -> tuple[Tensor, Tensor | None]:
+    """Return the weight and the bias of the projection to keys and values, a head's value after its key."""
+    maps = [(attention.k, attention.d_head), (attention.v, attention.d_value)]
+    weights = [linear.weight.detach().unflatten(0, (-1, width)) for linear, width in maps]
+    biases = [linear.bias.detach().unflatten(0, (-1, width)) for linear, width in maps if linear.bias is not None]
+    return torch.cat(weights, 1).flatten(0, 1), torch.cat(biases, 1).flatten() if biases else None
 
 
 def _pointer(x: Tensor | None) -> int | None:

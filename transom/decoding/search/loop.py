@@ -150,7 +150,7 @@ def search_steps(model: StepModel[MemoryT, CacheT], request: SearchRequest) -> G
     state = SearchState(first.repeat_interleave(n_beams)[:, None], torch.arange(n_sources, device=device), limits, n_beams)
     found: HypothesesPerSource = [[] for _ in range(n_sources)]
     while True:
-        log_p = log_probabilities(model.step(state.tokens_so_far[:, -1:], cache)[:, -1])
+        log_p = log_probabilities(model.step(state.tokens_so_far[:, -1:], cache)[:, -1], in_place=True)
         for processor in logits_processors:
             log_p = processor(log_p, state)
         update = selector.advance(log_p, state)
@@ -172,12 +172,12 @@ def search_steps(model: StepModel[MemoryT, CacheT], request: SearchRequest) -> G
             cache.reorder(rows)
 
 
-def log_probabilities(logits: Float[Tensor, "*axes vocab"]) -> Float[Tensor, "*axes vocab"]:
-    """Return the log-softmax of logits, in at least float32."""
+def log_probabilities(logits: Float[Tensor, "*axes vocab"], in_place: bool = False) -> Float[Tensor, "*axes vocab"]:
+    """Return the log-softmax of logits, in at least float32; ``in_place`` overwrites them, which halves the memory traffic."""
     if logits.dtype.itemsize >= torch.float32.itemsize:
-        return logits.log_softmax(-1)
+        return torch.log_softmax(logits, -1, out=logits) if in_place else logits.log_softmax(-1)
     logits_fp32 = logits.float()
-    return torch.log_softmax(logits_fp32, -1, out=logits_fp32)  # in place: halves the memory traffic
+    return torch.log_softmax(logits_fp32, -1, out=logits_fp32)
 
 
 def fast_topk(values: Float[Tensor, "rows vocab"], k: int) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:

@@ -9,6 +9,7 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
@@ -368,8 +369,10 @@ void product(const Linear& map, const Rows& x, int rows, int begin, int end, con
     const int n_tiles = up_to(map.in_features, inner_of_tile(kind)) / inner_of_tile(kind);
     for (int block = begin; block < end; block += BLOCKS<kind>) {
         const int blocks = end - block < BLOCKS<kind> ? end - block : BLOCKS<kind>;
-        for (int from = 0; from < rows; from += STRIP<kind>) {
-            const int here = rows - from < STRIP<kind> ? rows - from : STRIP<kind>;
+        for (int from = 0, here; from < rows; from += here) {
+            const int strips = (rows - from + STRIP<kind> - 1) / STRIP<kind>;
+            here = (rows - from + strips - 1) / strips;  // strips of equal height: those of few rows are slower
+            if (BY_TILES<kind>) here = std::min(up_to(here, LANES), rows - from);
             multiply<kind>(x.bytes.data() + size_t(from) * x.stride, x.stride, map.weight + size_t(block) * n_tiles * TILE, n_tiles, here, blocks, sums);
             for (int i = 0; i < blocks; i++) finish<kind>(map, x, from, here, block + i, sums + i * STRIP<kind> * LANES, out);
         }

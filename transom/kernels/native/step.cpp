@@ -44,8 +44,8 @@ extern "C" struct State {
     const int32_t* sources;       // source index of each row
     const int32_t* lengths;       // tokens per source
     int32_t* slots;               // (rows, max_length): the row in which each earlier token was written
-    void* tokens;                 // (blocks, max_length, capacity, keys and values): float32 for weights in float32, else bfloat16
-    const void* memory;           // (blocks, sources, longest, keys and values) in the same type
+    void* tokens;                 // (blocks, capacity, heads, max_length, key and value): float32 for weights in float32, else bfloat16
+    const void* memory;           // (blocks, sources, heads, longest, key and value) in the same type
     int64_t memory_stride;        // distance between the memories of two blocks, in numbers
     const float* x;               // (rows, d_model): the embedded tokens
     float* logits;                // (rows, vocabulary)
@@ -95,36 +95,68 @@ using Cached = std::conditional_t<kind == FLOAT32, float, uint16_t>;
 inline void store_cached(float* to, __m512 x) { _mm512_storeu_ps(to, x); }
 inline void store_cached(uint16_t* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, narrow(x)); }
 
-// Attention of one query: z = softmax(q K^T / sqrt(d_head)) V with one head of keys and values. Key i is at key_at(i), its value after the
-// keys of all heads.
+// Sums of the lanes of 16 vectors.
+inline __m512 lane_sums(const __m512* x) {
+    __m512 pairs[8], fours[4];
+    for (int i = 0; i < 8; i++) pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+    for (int i = 0; i < 4; i++) {
+        const __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
+        fours[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    const auto join = [](__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); };
+    return join(join(fours[0], fours[1]), join(fours[2], fours[3]));
+}
+
+// Add up values, weighted, in N vectors of 16 channels.
+template <int N, typename ValueAt>
+inline void add_values(int n_keys, const float* weights, ValueAt value_at, __m512 share, float* z) {
+    __m512 sums[N] = {};
+    for (int i = 0; i < n_keys; i++) {
+        const auto* value = value_at(i);
+        const __m512 weight = _mm512_set1_ps(weights[i]);
+        for (int c = 0; c < N; c++) sums[c] = _mm512_fmadd_ps(weight, wide(value + c * LANES), sums[c]);
+    }
+    for (int c = 0; c < N; c++) _mm512_storeu_ps(z + c * LANES, _mm512_mul_ps(sums[c], share));
+}
+
+// Attention of one query: z = softmax(q K^T / sqrt(d_head)) V with one head of keys and values. Key i is at key_at(i), its value after it,
+// and that of the next head ``next_head`` numbers later. ``scores`` has room for 16 more than the keys.
 template <typename KeyAt>
-void attend(const Decoder& d, int head, const float* q, int n_keys, KeyAt key_at, float* scores, float* z) {
+void attend(const Decoder& d, size_t next_head, const float* q, int n_keys, KeyAt key_at, float* scores, float* z) {
     if (n_keys == 0) {  // no key gives 0, never NaN
         for (int c = 0; c < d.d_value; c++) z[c] = 0.0f;
         return;
     }
-    float most = -INFINITY;
-    const float over = 1.0f / std::sqrt(float(d.d_head));
-    for (int i = 0; i < n_keys; i++) {
-        const auto* key = key_at(i) + head * d.d_head;
-        __m512 sum = _mm512_setzero_ps();
-        for (int c = 0; c < d.d_head; c += LANES) sum = _mm512_fmadd_ps(_mm512_loadu_ps(q + c), wide(key + c), sum);
-        scores[i] = _mm512_reduce_add_ps(sum) * over;
-        if (scores[i] > most) most = scores[i];
+    const __m512 over = _mm512_set1_ps(1.0f / std::sqrt(float(d.d_head))), lowest = _mm512_set1_ps(-INFINITY);
+    __m512 most = lowest;
+    for (int i = 0; i < n_keys; i += LANES) {
+        __m512 sums[LANES];
+        for (int k = 0; k < LANES; k++) {
+            const auto* key = key_at(std::min(i + k, n_keys - 1));
+            for (int c = 0; c < d.d_head + d.d_value; c += 64 / int(sizeof(*key))) _mm_prefetch((const char*)(key + next_head + c), _MM_HINT_T0);
+            sums[k] = _mm512_setzero_ps();
+            for (int c = 0; c < d.d_head; c += LANES) sums[k] = _mm512_fmadd_ps(_mm512_loadu_ps(q + c), wide(key + c), sums[k]);
+        }
+        const __m512 score = _mm512_mask_mul_ps(lowest, first(n_keys - i), lane_sums(sums), over);
+        _mm512_storeu_ps(scores + i, score);
+        most = _mm512_max_ps(most, score);
     }
+    const __m512 largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
     __m512 total = _mm512_setzero_ps();
     for (int i = 0; i < n_keys; i += LANES) {
-        __mmask16 mask = first(n_keys - i);
-        __m512 weight = _mm512_maskz_mov_ps(mask, exponential(_mm512_sub_ps(masked_load(mask, scores + i), _mm512_set1_ps(most))));
-        masked_store(scores + i, mask, weight);
+        const __m512 weight = _mm512_maskz_mov_ps(first(n_keys - i), exponential(_mm512_sub_ps(_mm512_loadu_ps(scores + i), largest)));
+        _mm512_storeu_ps(scores + i, weight);
         total = _mm512_add_ps(total, weight);
     }
     const __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(total));
-    const int values = d.n_kv_heads * d.d_head + head * d.d_value;
-    for (int c = 0; c < d.d_value; c += LANES) {
-        __m512 sum = _mm512_setzero_ps();
-        for (int i = 0; i < n_keys; i++) sum = _mm512_fmadd_ps(_mm512_set1_ps(scores[i]), wide(key_at(i) + values + c), sum);
-        _mm512_storeu_ps(z + c, _mm512_mul_ps(sum, share));
+    for (int c = 0; c < d.d_value; c += 4 * LANES) {
+        const auto value_at = [&](int i) { return key_at(i) + d.d_head + c; };
+        switch ((d.d_value - c) / LANES) {
+            case 1: add_values<1>(n_keys, scores, value_at, share, z + c); break;
+            case 2: add_values<2>(n_keys, scores, value_at, share, z + c); break;
+            case 3: add_values<3>(n_keys, scores, value_at, share, z + c); break;
+            default: add_values<4>(n_keys, scores, value_at, share, z + c);
+        }
     }
 }
 
@@ -155,7 +187,8 @@ class StepThread {
     using Number = Cached<kind>;
 
    public:
-    StepThread(Step& step, int thread_index) : d(step.d), s(step.s), shared(step.shared), own(step.own[thread_index]), team(step.team), thread_index_(thread_index) {}
+    StepThread(Step& step, int index, int n_threads)
+        : d(step.d), s(step.s), shared(step.shared), own(step.own[index]), team(step.team), index_(index), n_threads_(n_threads) {}
 
     void run() {
         configure_tiles();
@@ -177,7 +210,7 @@ class StepThread {
     SharedBuffers& shared;
     ThreadBuffers& own;
     Team& team;
-    int thread_index_;  // index of the thread
+    int index_, n_threads_;
 
     // Return the sub-layer input: the residual stream, normalized for pre-norm.
     const float* before(const Norm& norm) {
@@ -197,42 +230,43 @@ class StepThread {
     void apply(const Linear& map, const float* x, std::vector<float>& y) {
         own.rows.take(kind, x, s.rows, map.in_features);
         multiply_into(map, y.data());
-        team.barrier();
+        team.barrier(n_threads_);
     }
 
     void multiply_into(const Linear& map, float* y, const float* times = nullptr) {
         const int n_blocks = up_to(map.out_features, LANES) / LANES;
-        product<kind>(map, own.rows, s.rows, n_blocks * thread_index_ / team.size(), n_blocks * (thread_index_ + 1) / team.size(), {y, times});
+        product<kind>(map, own.rows, s.rows, n_blocks * index_ / n_threads_, n_blocks * (index_ + 1) / n_threads_, {y, times});
     }
 
     // Call ``work`` for each of this thread's (row, key-value head).
     template <typename Work>
     void each_head(Work work) {
         const int n = s.rows * d.n_kv_heads;
-        for (int i = n * thread_index_ / team.size(); i < n * (thread_index_ + 1) / team.size(); i++) work(i / d.n_kv_heads, i % d.n_kv_heads);
+        for (int i = n * index_ / n_threads_; i < n * (index_ + 1) / n_threads_; i++) work(i / d.n_kv_heads, i % d.n_kv_heads);
     }
 
     // Compute attention for all query heads that share a key-value head.
     template <typename KeyAt>
-    void each_query(int row, int head, float* q, std::vector<float>& z, int n_keys, KeyAt key_at) {
+    void each_query(int row, int head, float* q, std::vector<float>& z, int n_keys, size_t next_head, KeyAt key_at) {
         const int group = d.n_heads / d.n_kv_heads;
         for (int i = head * group; i < (head + 1) * group; i++)
-            attend(d, head, q + i * d.d_head, n_keys, key_at, own.scores.data(), z.data() + (size_t(row) * d.n_heads + i) * d.d_value);
+            attend(d, next_head, q + i * d.d_head, n_keys, key_at, own.scores.data(), z.data() + (size_t(row) * d.n_heads + i) * d.d_value);
     }
 
     void feed_forward(const Block& block) {
         own.rows.take(kind, before(block.ff_pre_norm), s.rows, d.d_model);
         if (block.gate.weight) multiply_into(block.gate, shared.gate.data());
         multiply_into(block.up, shared.up.data(), block.gate.weight ? shared.gate.data() : nullptr);
-        team.barrier();
+        team.barrier(n_threads_);
         apply(block.down, shared.up.data(), shared.down);
         add(shared.down, block.ff_post_norm);
     }
 
     void self_attention(const Block& block, int index) {
         const int queries = d.n_heads * d.d_head, keys = d.n_kv_heads * d.d_head, width = keys + d.n_kv_heads * d.d_value;
-        const size_t line = size_t(s.capacity) * width;
-        Number* tokens = (Number*)s.tokens + index * line * s.max_length;
+        const int token = d.d_head + d.d_value;
+        const size_t line = size_t(s.max_length) * token;
+        Number* tokens = (Number*)s.tokens + index * line * s.capacity * d.n_kv_heads;
         apply(block.qkv, before(block.attn_pre_norm), shared.qkv);
         each_head([&](int row, int head) {
             float* q = shared.qkv.data() + size_t(row) * (queries + width);
@@ -243,28 +277,30 @@ class StepThread {
                 for (int i = head * group; i < (head + 1) * group; i++) apply_rotary(q + i * d.d_head, cos, sin, d.rotary_pairs);
                 apply_rotary(k, cos, sin, d.rotary_pairs);
             }
-            Number* now = tokens + s.length * line + size_t(row) * width;
-            for (int c = 0; c < d.d_head; c += LANES) store_cached(now + head * d.d_head + c, _mm512_loadu_ps(k + c));
-            for (int c = 0; c < d.d_value; c += LANES) store_cached(now + keys + head * d.d_value + c, _mm512_loadu_ps(v + c));
+            const auto slot = [&](int of_row) { return tokens + (size_t(of_row) * d.n_kv_heads + head) * line; };
+            Number* now = slot(row) + size_t(s.length) * token;
+            for (int c = 0; c < d.d_head; c += LANES) store_cached(now + c, _mm512_loadu_ps(k + c));
+            for (int c = 0; c < d.d_value; c += LANES) store_cached(now + d.d_head + c, _mm512_loadu_ps(v + c));
             const int32_t* slots = s.slots + size_t(row) * s.max_length;
-            auto key_at = [&](int i) { return i == s.length ? now : tokens + i * line + size_t(slots[i]) * width; };
-            each_query(row, head, q, shared.z, s.length + 1, key_at);
+            const auto key_at = [&](int i) { return i == s.length ? now : slot(slots[i]) + size_t(i) * token; };
+            each_query(row, head, q, shared.z, s.length + 1, line, key_at);
         });
-        team.barrier();
+        team.barrier(n_threads_);
         apply(block.o, shared.z.data(), shared.o);
         add(shared.o, block.attn_post_norm);
     }
 
     void cross_attention(const Block& block, int index) {
-        const int queries = d.n_heads * d.d_head, width = d.n_kv_heads * (d.d_head + d.d_value);
+        const int queries = d.n_heads * d.d_head, token = d.d_head + d.d_value;
+        const size_t line = size_t(s.max_source_length) * token;
         const Number* memory = (const Number*)s.memory + index * s.memory_stride;
         apply(block.q, before(block.cross_pre_norm), shared.q);
         each_head([&](int row, int head) {
-            const Number* source = memory + size_t(s.sources[row]) * s.max_source_length * width;
-            auto key_at = [&](int i) { return source + size_t(i) * width; };
-            each_query(row, head, shared.q.data() + size_t(row) * queries, shared.cross_z, s.lengths[s.sources[row]], key_at);
+            const Number* source = memory + (size_t(s.sources[row]) * d.n_kv_heads + head) * line;
+            const auto key_at = [&](int i) { return source + size_t(i) * token; };
+            each_query(row, head, shared.q.data() + size_t(row) * queries, shared.cross_z, s.lengths[s.sources[row]], line, key_at);
         });
-        team.barrier();
+        team.barrier(n_threads_);
         apply(block.cross_o, shared.cross_z.data(), shared.cross_o);
         add(shared.cross_o, block.cross_post_norm);
     }
@@ -355,7 +391,7 @@ void reserve_buffers(const Decoder& d, const State& s, std::vector<ThreadBuffers
     const size_t longest = s.max_length > s.max_source_length ? s.max_length : s.max_source_length;
     for (ThreadBuffers& own : every) {
         for (auto* x : {&own.x, &own.normed}) reserve(*x, rows * d.d_model);
-        reserve(own.scores, longest);
+        reserve(own.scores, longest + LANES);
         own.rows.reserve(Kind(d.kind), s.rows, widest);
     }
 }
@@ -396,7 +432,7 @@ int transom_linear(int kind, const Linear* map, const float* x, int rows, const 
     return linear(Kind(kind), *map, x, rows, {y, nullptr, residual}, threads);
 }
 
-// Create the workspace of a cache; null if memory or threads cannot be allocated.
+// Create the workspace of a cache; null if memory cannot be allocated.
 void* transom_create_workspace(int threads) {
     Workspace* workspace = nullptr;
     guarded([&] { return workspace = new Workspace(threads), DONE; });
@@ -412,12 +448,9 @@ int transom_step(const Decoder* decoder, State* state, void* workspace) {
         auto& work = *(Workspace*)workspace;
         reserve_buffers(d, *state, work.own, work.shared);
         Step step{d, *state, work.shared, work.own, work.team};
-        work.team.run(
-            [](void* with, int thread_index) {
-                auto& step = *(Step*)with;
-                with_kind(Kind(step.d.kind), [&](auto kind) { StepThread<kind>(step, thread_index).run(); });
-            },
-            &step);
+        work.team.run([&](int index, int n_threads) {
+            with_kind(Kind(d.kind), [&](auto kind) { StepThread<kind>(step, index, n_threads).run(); });
+        });
         for (size_t row = 0; row < size_t(state->rows); row++) state->slots[row * state->max_length + state->length] = int32_t(row);
         state->length++;
         return DONE;

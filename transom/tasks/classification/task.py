@@ -24,7 +24,6 @@ from transom.data.reports.labeled_texts import report_labeled_texts
 from transom.data.split import Splits
 from transom.data.text.input_profile import InputProfile
 from transom.data.tokenizer.tokenizer import Tokenizers
-from transom.decoding.backends.decoder_backend import build_encoder_backend
 from transom.decoding.predictors.class_metrics import ClassificationMetrics, evaluate_probabilities
 from transom.decoding.predictors.classifier import Classifier, ClassPrediction
 from transom.decoding.predictors.multi_label import LabelsPrediction, MultiLabelClassifier, MultiLabelMetrics, evaluate_label_sets
@@ -172,7 +171,7 @@ class ClassificationTask(TextTask[ClassificationRecipe, LabeledTextLoader, Label
     def predictor(cls, run: LoadedRun) -> Classifier:
         assert isinstance(run.model, TextClassifierTransformer)
         return classifier_class(run.model)(
-            run.model, run.tokenizer, run.decoding or TextInferenceConfig(), run.precision, build_encoder_backend(run.model), run.origin
+            run.model, run.tokenizer, run.decoding or TextInferenceConfig(), run.precision, run.encoder_backend, run.origin
         )
 
     @classmethod

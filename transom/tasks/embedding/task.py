@@ -14,7 +14,6 @@ from transom.data.reports.baseline import uniform_baseline
 from transom.data.reports.pairs import report_pairs
 from transom.data.text.input_profile import InputProfile
 from transom.data.tokenizer.tokenizer import Tokenizers
-from transom.decoding.backends.decoder_backend import build_encoder_backend
 from transom.decoding.predictors.embedder import Embedder
 from transom.models.base import Network
 from transom.models.encoder import TextEmbedderTransformer
@@ -93,9 +92,7 @@ class EmbeddingTask(TextTask[EmbeddingRecipe, PairLoader, Pairs]):
     @classmethod
     def predictor(cls, run: LoadedRun) -> Embedder:
         assert isinstance(run.model, TextEmbedderTransformer)
-        return Embedder(
-            run.model, run.tokenizer, run.decoding or TextInferenceConfig(), run.precision, build_encoder_backend(run.model), run.origin
-        )
+        return Embedder(run.model, run.tokenizer, run.decoding or TextInferenceConfig(), run.precision, run.encoder_backend, run.origin)
 
     @classmethod
     def train_tokenizers(cls, recipe: EmbeddingRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:

@@ -25,7 +25,6 @@ from transom.data.reports.images import report_images
 from transom.data.reports.report import DataReport
 from transom.data.sampler import MicroBatching
 from transom.data.split import Splits
-from transom.decoding.backends.decoder_backend import build_encoder_backend
 from transom.decoding.inference import ProgressCallback
 from transom.decoding.predictors.class_metrics import ClassificationMetrics, evaluate_predictions, evaluate_probabilities
 from transom.decoding.predictors.classifier import ClassPrediction
@@ -244,7 +243,7 @@ class ImageTask:
     @classmethod
     def predictor(cls, run: LoadedRun) -> ImageClassifier:
         assert isinstance(run.model, VisionTransformer | ConvolutionalNetwork)
-        return cls.PREDICTOR(run.model, run.decoding or ImageInferenceConfig(), run.precision, build_encoder_backend(run.model), run.origin)
+        return cls.PREDICTOR(run.model, run.decoding or ImageInferenceConfig(), run.precision, run.encoder_backend, run.origin)
 
 
 def data_url(png: bytes) -> str:

@@ -14,7 +14,6 @@ from transom.data.text.input_profile import InputProfile
 from transom.data.text.masking import MaskedLoader, mask_tokens
 from transom.data.text.windows import TokenStream, scoring_batches
 from transom.data.tokenizer.tokenizer import Tokenizer, Tokenizers
-from transom.decoding.backends.decoder_backend import build_encoder_backend
 from transom.decoding.predictors.fill_mask import MaskFiller
 from transom.errors import ConfigError
 from transom.models.base import Network
@@ -101,9 +100,7 @@ class MaskedTask(TextTask[MaskedRecipe, MaskedLoader, Documents]):
     @classmethod
     def predictor(cls, run: LoadedRun) -> MaskFiller:
         assert isinstance(run.model, MaskedEncoderTransformer)
-        return MaskFiller(
-            run.model, run.tokenizer, run.decoding or TextInferenceConfig(), run.precision, build_encoder_backend(run.model), run.origin
-        )
+        return MaskFiller(run.model, run.tokenizer, run.decoding or TextInferenceConfig(), run.precision, run.encoder_backend, run.origin)
 
     @classmethod
     def train_tokenizers(cls, recipe: MaskedRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:

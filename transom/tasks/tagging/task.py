@@ -15,7 +15,6 @@ from transom.data.synthetic.phrasebook.generate import generate_phrasebook
 from transom.data.text.input_profile import InputProfile
 from transom.data.text.text_io import expand_path
 from transom.data.tokenizer.tokenizer import Tokenizers
-from transom.decoding.backends.decoder_backend import build_encoder_backend
 from transom.errors import ConfigError, DataError
 from transom.files.limits import MAX_CLASSES
 from transom.inspection.messages.tables import message
@@ -145,9 +144,7 @@ class TaggingTask(TextTask[TaggingRecipe, TaggedLoader, TaggedSentences]):
     @classmethod
     def predictor(cls, run: LoadedRun) -> Tagger:
         assert isinstance(run.model, TokenTagger)
-        return Tagger(
-            run.model, run.tokenizer, run.decoding or TaggingInferenceConfig(), run.precision, build_encoder_backend(run.model), run.origin
-        )
+        return Tagger(run.model, run.tokenizer, run.decoding or TaggingInferenceConfig(), run.precision, run.encoder_backend, run.origin)
 
     @classmethod
     def train_tokenizers(cls, recipe: TaggingRecipe, base: Path, notify: Callable[[str], None]) -> Tokenizers:
