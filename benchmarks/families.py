@@ -125,6 +125,7 @@ def build_batch(family: Family) -> Batch:
 def transom_workloads(family: Family) -> Workloads:
     """Return transom's workloads, run by the same functions as its training and inference."""
     from transom.decoding.backends.decoder_backend import build_decoder_backend, build_encoder_backend
+    from transom.decoding.backends.native_decoder import decoder_step_library
     from transom.decoding.inference import prepare_for_inference
     from transom.decoding.predictors.generator import Generator
     from transom.training.objectives.objective import CrossEntropy
@@ -151,6 +152,8 @@ def transom_workloads(family: Family) -> Workloads:
         workloads[f"generation, batch {rows}", precision.name] = partial(_generate_transom, generator, family, rows, length)
     if not family.prompts:
         workloads["encoding", precision.name] = partial(_forward_transom, build_encoder_backend(inference_model), batch)
+        if decoder_step_library()[0] is not None:
+            workloads["encoding", "int8"] = partial(_forward_transom, build_encoder_backend(inference_model, int8=True), batch)
     return workloads
 
 

@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from tests.cli.conftest import Call, Trained, sets
 from tests.cli.test_language import TINY as TINY_TEXT
 from tests.inspection.evaluate_explanation import holds, text_lines
+from tests.kernels.test_native_decoder import needs_library
 from transom.cli.main import main
-from transom.errors import ConfigError
-from transom.tasks.load import load, load_embedder
+from transom.tasks.load import load_embedder
 
 TINY = tuple(override for override in TINY_TEXT if not override.startswith("decoding."))
 
@@ -59,9 +59,13 @@ def test_pages_say_what_the_run_is(classifying: Path, filling: Path) -> None:
     assert "transom fill" in card and "masked tokens per second" in card and "Masked tokens" in page and "[MASK]" in page
 
 
-def test_8_bits_are_for_what_writes(classifying: Path) -> None:
-    with pytest.raises(ConfigError, match=r"int8 is for translators and language models, found .* text-classifier in"):
-        load(classifying, precision="int8")
+@needs_library
+@pytest.mark.kernels
+def test_8_bits_change_answers_little(transom: Call, classifying: Path, filling: Path) -> None:
+    exact, eight = (transom("classify", classifying, "a wolf", "--precision", each).out.split() for each in ("fp32", "int8"))
+    assert exact[0] == eight[0] and 0 < abs(float(exact[1]) - float(eight[1])) < 0.05
+    outputs = [transom("fill", filling, "the [MASK]", "--precision", each, "--json").json for each in ("fp32", "int8")]
+    assert outputs[0] != outputs[1]
 
 
 def test_classify_a_text_a_file_and_labelled_texts(transom: Call, classifying: Path, labelled: Path, tmp_path: Path) -> None:

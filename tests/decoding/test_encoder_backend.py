@@ -7,6 +7,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
+from tests.kernels.test_native_decoder import needs_library
 from transom.config.data import TokenizerConfig
 from transom.config.model import AnyModel
 from transom.data.batch import ImageBatch, LabeledTextBatch, MaskedBatch, PaddedSequences
@@ -16,6 +17,7 @@ from transom.decoding.backends.fused_inference import FusedStack
 from transom.decoding.predictors.classifier import Classifier
 from transom.decoding.predictors.embedder import Embedder
 from transom.decoding.predictors.fill_mask import MaskFiller
+from transom.errors import ConfigError
 from transom.models.build import build_model
 
 SIZES: dict[str, Any] = {"d_model": 32, "n_layers": 3, "n_heads": 2, "d_ff": 48, "attention_dropout": 0.0}
@@ -73,6 +75,25 @@ def test_a_reader_answers_as_its_model(kind: dict[str, Any], fields: dict[str, A
     short = model.bfloat16()
     theirs, ours = (real(each(asked(name, torch.bfloat16)), name).double() for each in (short, build_encoder_backend(short)))
     assert (ours - expected).norm() < 2 * (theirs - expected).norm() + 1e-3 * expected.norm()
+
+
+@needs_library
+@pytest.mark.kernels
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["kind"])
+@pytest.mark.parametrize("fields", VARIANTS)
+@torch.inference_mode()
+def test_8_bits_are_near(kind: dict[str, Any], fields: dict[str, Any]) -> None:
+    model, name = made(kind | fields), kind["kind"]
+    expected = real(model(asked(name)), name)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = real(build_encoder_backend(model.to(dtype), int8=True)(asked(name, dtype)), name).double()
+        assert 1e-3 < (found - expected).norm() / expected.norm() < 0.1
+
+
+@pytest.mark.parametrize("fields", [{"norm": {"kind": "rmsnorm"}}, {"position": {"kind": "rotary"}}])
+def test_8_bits_of_what_cannot_be_fused_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="'int8' requires fused encoder blocks, but they do not support some component of this model"):
+        build_encoder_backend(made(KINDS[0] | fields), int8=True)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["kind"])

@@ -10,6 +10,7 @@ from tests.decoding.models import letter_tokenizers, tiny_model
 from tests.decoding.tables import EOS, FORBIDDEN, SOS
 from transom.config.model import DecoderConfig
 from transom.data.batch import PaddedSequences
+from transom.decoding.backends import decoder_backend
 from transom.decoding.backends.decoder_backend import build_decoder_backend
 from transom.decoding.backends.fused_inference import FusedSeq2Seq
 from transom.decoding.backends.native_decoder import (
@@ -327,6 +328,16 @@ def test_what_is_compiled_and_what_is_not() -> None:
     for other in ({"attention": {"softcap": 9.0}}, {"position": {"kind": "alibi"}}, *PARALLEL):
         model = language_model(other).bfloat16()
         assert build_decoder_backend(model) is model
+
+
+@needs_library
+def test_without_memory_for_a_copy_of_the_weights_the_model_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = language_model(LANGUAGE_VARIANTS[0]).float()
+    needed = sum(p.nbytes for p in model.decoder.parameters()) + model.unembedding.weight.nbytes
+    for free, decodes in ((2 * needed, True), (2 * needed - 2, False)):
+        monkeypatch.setattr(decoder_backend, "available_memory", lambda free=free: free)
+        assert isinstance(build_decoder_backend(model), NativeLanguageModel) == decodes
+    assert isinstance(build_decoder_backend(model, int8=True), NativeLanguageModel), "asked for by name"
 
 
 @needs_library

@@ -10,7 +10,7 @@ import typer
 
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.inputs import typed_lines
-from transom.cli.options import DecodingPrecisionOption, RunArgument, expand_options
+from transom.cli.options import InferencePrecisionOption, RunArgument, expand_options
 from transom.cli.output import JsonOption, print_note, show_controls
 from transom.cli.run_warnings import result_warnings
 from transom.cli.sampling import SamplingOptions
@@ -40,7 +40,7 @@ def chat(
     *,
     system: Annotated[str, typer.Option("--system", metavar="TEXT", help="System prompt, which precedes the conversation.")] = "",
     sampling: SamplingOptions,
-    precision: DecodingPrecisionOption = "auto",
+    precision: InferencePrecisionOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Answer each typed or piped line, with the conversation so far as context if the training data contain conversations.

@@ -14,8 +14,8 @@ from transom.cli.options import (
     TRUNCATED_NOTE,
     WINDOWS_NOTE,
     ClassifyTooLong,
+    InferencePrecisionOption,
     LabeledColumns,
-    PrecisionOption,
     RunArgument,
     expand_options,
     given_options,
@@ -125,7 +125,7 @@ def classify(
     ] = None,
     too_long: ClassifyTooLong = None,
     edit: EditOption = None,
-    precision: PrecisionOption = "auto",
+    precision: InferencePrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
     """Print the most probable class and its probability per input, or all labels if a text can have several.

@@ -9,7 +9,7 @@ from transom.checkpoints.output_paths import check_output_path
 from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.inputs import InputOptions, answer_inputs, read_inputs
-from transom.cli.options import EmbedTooLong, PrecisionOption, RunArgument, expand_options
+from transom.cli.options import EmbedTooLong, InferencePrecisionOption, RunArgument, expand_options
 from transom.cli.output import JsonOption
 from transom.errors import ConfigError
 
@@ -44,7 +44,7 @@ def embed(
     raw: Annotated[bool, typer.Option("--raw", help="Do not normalize the vectors to unit length.")] = False,
     too_long: EmbedTooLong = "truncate",
     edit: EditOption = None,
-    precision: PrecisionOption = "auto",
+    precision: InferencePrecisionOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Print the pairwise cosine similarities of texts, search a file for similar texts, or write the vectors of texts to a file.

@@ -11,8 +11,8 @@ from transom.cli.evaluate_answers import InstructionFiles
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.options import (
     BeamSizeOption,
-    DecodingPrecisionOption,
     EvaluateTooLong,
+    InferencePrecisionOption,
     LengthPenaltyOption,
     PairFiles,
     RunArgument,
@@ -75,7 +75,7 @@ def evaluate(
     seed: SeedOption = None,
     too_long: EvaluateTooLong = None,
     edit: EditOption = None,
-    precision: DecodingPrecisionOption = "auto",
+    precision: InferencePrecisionOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """For a translator, print BLEU, chrF and exact match of translations, with sacreBLEU signatures, and BLEU by length of the reference.

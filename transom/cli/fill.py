@@ -7,7 +7,7 @@ import typer
 from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.inputs import Answer, InputOptions, answer_inputs, read_inputs
-from transom.cli.options import FillTooLong, PrecisionOption, RunArgument, expand_options
+from transom.cli.options import FillTooLong, InferencePrecisionOption, RunArgument, expand_options
 from transom.cli.output import JsonAnswersOption, note_too_long
 
 EXAMPLES = """
@@ -31,7 +31,7 @@ def fill(
     top: Annotated[int, typer.Option("--top-k", min=1, metavar="N", help="Number of predicted tokens per [MASK].")] = 5,
     too_long: FillTooLong = "window",
     edit: EditOption = None,
-    precision: PrecisionOption = "auto",
+    precision: InferencePrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
     """Print the most probable tokens for each [MASK], with their probabilities.

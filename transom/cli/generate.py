@@ -10,7 +10,7 @@ import typer
 from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, read_inputs
-from transom.cli.options import DecodingPrecisionOption, GenerateTooLong, RunArgument, expand_options
+from transom.cli.options import GenerateTooLong, InferencePrecisionOption, RunArgument, expand_options
 from transom.cli.output import JsonAnswersOption, print_note, show_controls
 from transom.cli.sampling import SamplingOptions
 from transom.cli.search_steps import StepTrace, TraceFileOption, TraceOption, check_trace_options
@@ -44,7 +44,7 @@ def generate(
     trace_file: TraceFileOption = None,
     edit: EditOption = None,
     too_long: GenerateTooLong = "window",
-    precision: DecodingPrecisionOption = "auto",
+    precision: InferencePrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
     """Print each prompt and its continuation. For an instruction-tuned model, print only the answer.

@@ -97,7 +97,7 @@ def _print_run_kernels(run: Path, training: bool, precision: str, as_json: bool)
         found = trace_kernel_paths(model, batch, training)
     if not training:
         reason = unsupported_reason(model)
-        why = reason or "the native decoder supports this model; it decodes in bfloat16 or int8"
+        why = reason or "the native decoder supports this model; it decodes in float32, bfloat16 or int8"
         found.append(KernelPath("decoder", "decoder_step", "reference" if reason else "C++", why, 1))
     lines = [f"{each.layer or '(model)'}  {each.operation}: {each.path} ({each.calls} per pass)" for each in found]
     reasons = {(each.operation, each.path): each.reason for each in found}

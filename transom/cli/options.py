@@ -148,7 +148,7 @@ PrecisionOption = Annotated[
     Literal["auto", "fp32", "bf16", "fp16"],
     typer.Option("--precision", help="Data type of matrix products. auto selects one for this hardware."),
 ]
-DecodingPrecisionOption = Annotated[
+InferencePrecisionOption = Annotated[
     Literal["auto", "fp32", "bf16", "fp16", "int8"],
     typer.Option(
         "--precision", help="Data type of matrix products. auto selects one for this hardware. int8 is fastest on CPUs and less accurate."

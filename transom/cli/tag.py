@@ -8,7 +8,7 @@ import typer
 from transom.cli.edits import EditOption, edits_in_force
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.inputs import Answer, InputOptions, answer_inputs, read_inputs
-from transom.cli.options import WINDOWS_NOTE, PrecisionOption, RunArgument, TagTooLong, expand_options, reject_options
+from transom.cli.options import WINDOWS_NOTE, InferencePrecisionOption, RunArgument, TagTooLong, expand_options, reject_options
 from transom.cli.output import JsonAnswersOption, note_too_long, print_result
 from transom.errors import ConfigError, DataError
 
@@ -50,7 +50,7 @@ def tag(
     tag_column: TagColumnOption = None,
     too_long: TagTooLong = "window",
     edit: EditOption = None,
-    precision: PrecisionOption = "auto",
+    precision: InferencePrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
     """Print each word of a text with its tag, and then the entities in the text.

@@ -13,7 +13,7 @@ from transom.cli.inputs import Answer, InputOptions, Inputs, answer_inputs, read
 from transom.cli.options import (
     SPLIT_NOTE,
     BeamSizeOption,
-    DecodingPrecisionOption,
+    InferencePrecisionOption,
     LengthPenaltyOption,
     RunArgument,
     TargetLanguageOption,
@@ -90,7 +90,7 @@ def translate(
     min_length: Annotated[int | None, typer.Option("--min-length", min=0, help="Minimum length of a translation in tokens.")] = None,
     max_length: Annotated[int | None, typer.Option("--max-length", min=1, help="Maximum length of a translation in tokens.")] = None,
     too_long: TranslateTooLong = "split",
-    precision: DecodingPrecisionOption = "auto",
+    precision: InferencePrecisionOption = "auto",
     as_json: JsonAnswersOption = False,
 ) -> None:
     """Print one translation per input line, in the order of the lines. The translation of an empty line is an empty line.

@@ -103,7 +103,7 @@ class TiledLinear:
         self.layout = library_structs(library).LinearStruct(
             self.weight.data_ptr(),
             self.scale.data_ptr(),
-            _pointer(self.bias),
+            pointer(self.bias),
             self.in_features,
             self.out_features,
             activation=ACTIVATION_CODES[activation],
@@ -117,13 +117,14 @@ class TiledLinear:
         assert x_fp32 is not None
         y = x_fp32.new_empty(*x.shape[:-1], self.out_features)
         if rows := x_fp32.numel() // self.in_features:
-            layout, pointers = ctypes.byref(self.layout), (x_fp32.data_ptr(), rows, _pointer(residual_fp32), y.data_ptr())
+            layout, pointers = ctypes.byref(self.layout), (x_fp32.data_ptr(), rows, pointer(residual_fp32), y.data_ptr())
             status = self._library.transom_linear(self._kind, layout, *pointers, torch.get_num_threads())
             library_structs(self._library).raise_for_status(status)
         return y.to(x.dtype)
 
 
-def _pointer(x: Tensor | None) -> int | None:
+def pointer(x: Tensor | None) -> int | None:
+    """Return the address of a tensor's first element; None without a tensor."""
     return None if x is None else x.data_ptr()
 
 
@@ -133,16 +134,12 @@ class LinearFactory(NamedTuple):
     Attributes:
         rows: expected number of rows of x.
         dtype: dtype of the activations.
-        library: the native library, for layers in int8; None for layers in ``dtype``.
     """
 
     rows: int
     dtype: torch.dtype
-    library: ctypes.CDLL | None = None
 
     def make(
         self, weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"] | None, activation: Activation | None = None
     ) -> PackedLinear:
-        if self.library is not None:
-            return TiledLinear(self.library, "int8", weight, bias, activation)
         return pack_linear(weight, bias, activation, self.rows)

@@ -191,7 +191,7 @@ KERNELS = [
         *(
             "decoder_step",
             "C++",
-            "decoders in bfloat16 or int8 on a CPU with AVX-512",
+            "decoders in float32, bfloat16 or int8 on a CPU with AVX-512",
             always,
             lambda: native_library.load_native_library(),
             0.02,

@@ -24,6 +24,8 @@ _STEP_FUNCTIONS: _Functions = {
     "transom_pack": ([_INT, _POINTER, _INT, _INT, _POINTER, _POINTER], None),
     "transom_linear": ([_INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _INT], _INT),
     "transom_set_openmp": ([_POINTER] * 3, None),
+    "transom_encoder_project": ([_INT, *[_POINTER] * 2, _INT, _INT, _POINTER, _INT], _INT),
+    "transom_encoder_finish": ([_INT, *[_POINTER] * 3, _INT, _INT, _INT], _INT),
     "transom_create_workspace": ([_INT], _POINTER),
     "transom_free_workspace": ([_POINTER], None),
     "transom_step": ([_POINTER] * 3, _INT),
@@ -49,6 +51,9 @@ ELEMENTWISE_FUNCTIONS |= {
     "transom_attention_backward": ([*[_POINTER] * 11, _LONG, _INT], None),
 }
 """Argument types and result type of each function of ``elementwise.cpp``."""
+
+
+_OPENMP_FUNCTIONS = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")
 
 
 class NativeLibrary(NamedTuple):
@@ -116,9 +121,9 @@ def declare_functions(library: ctypes.CDLL, functions: _Functions = _STEP_FUNCTI
 def use_openmp(library: ctypes.CDLL) -> ctypes.CDLL:
     """Let a library use the threads of the OpenMP library that PyTorch has loaded; without one it uses one thread."""
     for path in _openmp_libraries():
-        found = [getattr(ctypes.CDLL(str(path)), name, None) for name in ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")]
-        if None not in found:
-            library.transom_set_openmp(*(ctypes.cast(function, ctypes.c_void_p) for function in found))
+        openmp = ctypes.CDLL(str(path))
+        if all(hasattr(openmp, name) for name in _OPENMP_FUNCTIONS):
+            library.transom_set_openmp(*(ctypes.cast(getattr(openmp, name), ctypes.c_void_p) for name in _OPENMP_FUNCTIONS))
             break
     return library
 

@@ -1,6 +1,7 @@
 """Choose the fastest inference backend of a model: the native decoder, fused PyTorch operations, or the model itself."""
 
 import copy
+import logging
 from typing import Any, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ from transom.decoding.backends.native_decoder import (
     is_plain_attention,
     unsupported_reason,
 )
-from transom.decoding.packed_linear import ACTIVATION_CODES, WeightType
+from transom.decoding.packed_linear import WeightType
 from transom.decoding.search.interfaces import StepModel
 from transom.errors import ConfigError
 from transom.layers.attention import Attention
@@ -33,6 +34,7 @@ from transom.models.decoder import DecoderOnlyTransformer
 from transom.models.encoder import EncoderOnlyTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.models.vision import VisionTransformer
+from transom.planning.memory import available_memory
 
 FUSABLE_MODULES = {
     *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Attention, FeedForward, Norm, LayerNorm, Dropout),
@@ -44,6 +46,7 @@ FUSABLE_MODULES = {
 ADDITIVE_POSITIONS = {PositionEncoding, Sinusoidal, Sinusoidal2d, LearnedPosition}
 """Position encodings that add a vector to each embedding and do nothing else."""
 
+_log = logging.getLogger(__name__)
 _WEIGHT_TYPES: dict[torch.dtype, WeightType] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 ModelT = TypeVar("ModelT", bound=Network)
 
@@ -63,6 +66,9 @@ def build_decoder_backend(model: Network, dtype: torch.dtype | None = None, int8
         model = copy.deepcopy(model).to(dtype).eval()
     weight_type = "int8" if int8 else _WEIGHT_TYPES.get(model.unembedding.weight.dtype)
     reason = unsupported_reason(model) if weight_type is not None else None  # the first call compiles the library
+    if not int8 and reason is None and not _has_memory_for_copy(model):
+        reason = "a packed copy of its weights would take more than half of the free memory"
+        _log.info("the native decoder is not used: %s", reason)
     library = decoder_step_library()[0] if weight_type is not None and reason is None else None
     if weight_type is not None and library is not None:
         if isinstance(model, DecoderOnlyTransformer):
@@ -74,6 +80,11 @@ def build_decoder_backend(model: Network, dtype: torch.dtype | None = None, int8
         raise ConfigError(f"precision = 'int8' requires the native decoder, but {reason}; set precision to 'auto'")
     assert isinstance(model, StepModel)
     return FusedSeq2Seq(model) if isinstance(model, Seq2SeqTransformer) and _can_fuse(model, model.config) else model
+
+
+def _has_memory_for_copy(model: Network) -> bool:
+    decoder = model.get_submodule("decoder") if hasattr(model, "decoder") else model
+    return sum(p.nbytes for p in decoder.parameters()) + model.unembedding.weight.nbytes <= available_memory() / 2
 
 
 def build_encoder_backend(model: ModelT, int8: bool = False) -> ModelT:
@@ -89,7 +100,7 @@ def build_encoder_backend(model: ModelT, int8: bool = False) -> ModelT:
     Raises:
         ConfigError: int8 is requested, and this model or this machine does not support it.
     """
-    reason = _reason_against_fusing(model)
+    reason = _reason_against_fusing(model, int8)
     library = None
     if int8 and reason is None:
         library, why = decoder_step_library()
@@ -103,7 +114,7 @@ def build_encoder_backend(model: ModelT, int8: bool = False) -> ModelT:
     return fused
 
 
-def _reason_against_fusing(model: Network) -> str | None:
+def _reason_against_fusing(model: Network, int8: bool) -> str | None:
     """Return why the blocks of an encoder cannot be fused; None if they can."""
     if not isinstance(model, EncoderOnlyTransformer | VisionTransformer):
         return "only Transformer encoders have them"
@@ -111,6 +122,8 @@ def _reason_against_fusing(model: Network) -> str | None:
         return "they run on CPUs only"
     if not _can_fuse(model.encoder, model.config) or type(model.embedding.position) not in ADDITIVE_POSITIONS:
         return "they do not support some component of this model"
+    if int8 and not model.config.attention.output_projection:
+        return "they require attention with an output projection"
     return None
 
 
@@ -120,7 +133,5 @@ def _can_fuse(module: nn.Module, config: TransformerConfig) -> bool:
 
 def _can_fuse_module(module: nn.Module) -> bool:
     if isinstance(module, Attention) and not (is_plain_attention(module) and module.n_kv_heads == module.n_heads):
-        return False
-    if isinstance(module, FeedForward) and module.activation not in ACTIVATION_CODES:
         return False
     return type(module) in FUSABLE_MODULES

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from transom.data.batch import PaddedSequences
+from transom.decoding.backends.native_blocks import Int8Stack
 from transom.decoding.packed_linear import DECODE_ROWS, PREFILL_ROWS, Activation, LinearFactory, PackedLinear
 from transom.layers.attention import Attention, AttentionArgs, causal_mask, explicit_attention, non_padding_mask, same_segment_mask
 from transom.layers.block import Block, PostNormBlock, ResidualConnection, SequentialBlock
@@ -79,8 +80,8 @@ class FusedEncoder:
 
     def __init__(self, model: Seq2SeqTransformer, int8_library: ctypes.CDLL | None = None) -> None:
         """Pack the weights of ``model``, in int8 with the native library ``int8_library``."""
-        arithmetic = LinearFactory(PREFILL_ROWS, model.unembedding.weight.dtype, int8_library)
-        self._embed, self._encoder = _Embedding(model.source_embedding, arithmetic.dtype), _Stack(model.encoder, arithmetic)
+        dtype = model.unembedding.weight.dtype
+        self._embed, self._encoder = _Embedding(model.source_embedding, dtype), _encoder_stack(model.encoder, dtype, int8_library)
 
     @torch.inference_mode()
     def __call__(self, source: PaddedSequences) -> EncoderOutput:
@@ -179,13 +180,17 @@ class FusedStack(nn.Module):
     def __init__(self, stack: Stack, dtype: torch.dtype, int8_library: ctypes.CDLL | None = None) -> None:
         """Pack the weights of ``stack`` in a dtype, or in int8 with the native library; later changes of ``stack`` have no effect."""
         super().__init__()
-        self._stack = _Stack(stack, LinearFactory(PREFILL_ROWS, dtype, int8_library))
+        self._stack = _encoder_stack(stack, dtype, int8_library)
 
     def forward(self, x: Float[Tensor, "rows query d_model"], ctx: StackContext) -> Float[Tensor, "rows query d_model"]:
         """Pass the residual stream through the blocks, which share one attention mask."""
         (shared,) = ctx.attention_contexts
         assert ctx.observer is None and shared.block_mask is None and shared.bias is None and shared.rotary is None
         return self._stack.read(x, None if shared.mask is None else _additive_mask(shared.mask, x.dtype))
+
+
+def _encoder_stack(stack: Stack, dtype: torch.dtype, int8_library: ctypes.CDLL | None) -> "Int8Stack | _Stack":
+    return _Stack(stack, LinearFactory(PREFILL_ROWS, dtype)) if int8_library is None else Int8Stack(int8_library, stack)
 
 
 class _Stack:

@@ -3,7 +3,6 @@
 import ctypes
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -11,18 +10,19 @@ from torch import Tensor, nn
 
 from transom.config.patterns import FullPatternConfig
 from transom.data.batch import PaddedSequences
+from transom.decoding.backends.native_blocks import BlockPacker
 from transom.decoding.packed_linear import (
     ACTIVATION_CODES,
     PREFILL_ROWS,
     WEIGHT_TYPES,
-    Activation,
-    LinearFactory,
     TiledLinear,
     WeightType,
     library_structs,
+    pack_linear,
+    pointer,
 )
 from transom.layers.attention import Attention
-from transom.layers.block import PostNormBlock, PreNormBlock, ResidualConnection, SequentialBlock
+from transom.layers.block import PostNormBlock, PreNormBlock, ResidualConnection
 from transom.layers.cache import KVCache
 from transom.layers.dispatch import operation
 from transom.layers.dropout import Dropout
@@ -130,7 +130,7 @@ class NativeCache:
         self._memory, self._lengths = memory, None if lengths is None else lengths.int()
         self.state = library_structs(library).StateStruct(rows, n_read, rows, max_length, longest, memory=self._memory.data_ptr())
         self.state.memory_stride = self._memory.stride(0)
-        self.state.lengths, self.state.tokens = _pointer(self._lengths), self._tokens.data_ptr()
+        self.state.lengths, self.state.tokens = pointer(self._lengths), self._tokens.data_ptr()
         self.dtype, self.shapes = read.dtype, (n_blocks, n_heads * width, memory.shape[0], memory.shape[2] * memory.shape[4])
         self.workspace = library.transom_create_workspace(min(torch.get_num_threads(), MAX_THREADS))
         if self.workspace is None:
@@ -163,22 +163,22 @@ class NativeDecoder:
     def __init__(self, library: ctypes.CDLL, kind: WeightType, model: Seq2SeqTransformer | DecoderOnlyTransformer) -> None:
         """Pack the decoder of ``model``, for which ``unsupported_reason`` must return None."""
         self.library, self._kind, self._structs = library, kind, library_structs(library)
-        self._keep_alive: list[object] = []  # tensors to which the layout points
+        self._packer = packer = BlockPacker(library, kind)
         stack, embedding = model.decoder, _embedding(model)
         attention, rotary = stack.blocks[0].attn, embedding.position
         assert isinstance(attention, Attention)
         self._embedding, self._has_cross_attention = embedding, isinstance(model, Seq2SeqTransformer)
         self._softcap = model.logit_softcap
-        self._blocks = (self._structs.BlockStruct * len(stack.blocks))(*map(self._block, stack.blocks))
+        self._blocks = (self._structs.BlockStruct * len(stack.blocks))(*map(packer.block, stack.blocks))
         cos, sin = (x[0].float().contiguous() for x in (rotary.cos, rotary.sin)) if isinstance(rotary, Rotary) else (None, None)
-        self._keep_alive += [cos, sin]
+        packer.keep_alive += [cos, sin]
         self._layout = self._structs.DecoderStruct(
             *(WEIGHT_TYPES[kind], len(stack.blocks), model.config.d_model),
             *(attention.n_heads, attention.n_kv_heads, attention.d_head, attention.d_value),
-            *(0 if cos is None else cos.shape[1], _pointer(cos), _pointer(sin)),
+            *(0 if cos is None else cos.shape[1], pointer(cos), pointer(sin)),
             self._blocks,
-            self._norm(stack.norm),
-            self._tiled(*logit_weights(model.unembedding)),
+            packer.norm(stack.norm),
+            packer.tiled(*logit_weights(model.unembedding)),
         )
 
     @property
@@ -216,55 +216,6 @@ class NativeDecoder:
         width = layout.n_kv_heads * (layout.d_head + layout.d_value)
         return layout.n_blocks, width, *((layout.n_blocks, width) if self._has_cross_attention else cache.shapes[2:])
 
-    def _block(self, block: nn.Module) -> Any:
-        assert isinstance(block, SequentialBlock)
-        attn, cross, ff = block.attn, block.cross, block.ff
-        residuals = (block.attn_residual, None if cross is None else block.cross_residual, block.ff_residual)
-        norms = (norm for residual in residuals for norm in self._residual_norms(residual, isinstance(block, PostNormBlock)))
-        assert isinstance(ff, FeedForward | GatedFeedForward)
-        gate = ff.gate if isinstance(ff, GatedFeedForward) else None
-        return self._structs.BlockStruct(
-            *norms,
-            *(self._linear(attn.q, attn.k, attn.v), self._linear(attn.o)),
-            *(
-                (self._structs.LinearStruct(), self._structs.LinearStruct())
-                if cross is None
-                else (self._linear(cross.q), self._linear(cross.o))
-            ),
-            self._structs.LinearStruct() if gate is None else self._linear(gate, activation=ff.activation),
-            self._linear(ff.up, activation=ff.activation if gate is None else None),
-            self._linear(ff.down),
-        )
-
-    def _residual_norms(self, residual: ResidualConnection | None, post: bool) -> tuple[Any, Any]:
-        """Return the norms before a sub-layer and after its residual sum."""
-        if residual is None:
-            return self._structs.NormStruct(), self._structs.NormStruct()
-        norm = self._norm(residual.norm)
-        return (self._structs.NormStruct(), norm) if post else (norm, self._structs.NormStruct())
-
-    def _norm(self, norm: Norm | None) -> Any:
-        if not isinstance(norm, LayerNorm | RmsNorm):
-            return self._structs.NormStruct()
-        parameters = (norm.weight, norm.bias if isinstance(norm, LayerNorm) else None)
-        gain, shift = (None if x is None else x.detach().float().contiguous() for x in parameters)
-        self._keep_alive += [gain, shift]
-        return self._structs.NormStruct(_pointer(gain), _pointer(shift), norm.eps, centered=isinstance(norm, LayerNorm))
-
-    def _linear(self, *maps: nn.Module, activation: Activation | None = None) -> Any:
-        """Pack several linear maps of the same input as one."""
-        linears = [linear for linear in maps if isinstance(linear, nn.Linear)]
-        if len(linears) != len(maps):
-            raise TypeError(f"expected linear maps, found {[type(linear).__name__ for linear in maps]}")
-        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-        weight = torch.cat([linear.weight.detach() for linear in linears])
-        return self._tiled(weight, torch.cat(biases) if biases else None, activation)
-
-    def _tiled(self, weight: Tensor, bias: Tensor | None, activation: Activation | None = None) -> Any:
-        tiled = TiledLinear(self.library, self._kind, weight, bias, activation)
-        self._keep_alive.append(tiled)
-        return tiled.layout
-
 
 class NativeSeq2Seq:
     """An encoder-decoder with the native decoder; ``encode``, ``start`` and ``step`` approximate those of ``Seq2SeqTransformer``.
@@ -279,11 +230,11 @@ class NativeSeq2Seq:
         """Pack the decoder of ``model``, which must not change; ``encode`` encodes the sources."""
         self.encode, self.kind = encode, kind
         self.decoder = NativeDecoder(library, kind, model)
-        arithmetic = LinearFactory(PREFILL_ROWS, model.unembedding.weight.dtype, library if kind == "int8" else None)
         crosses = [block.cross for block in model.decoder.blocks if isinstance(block.cross, Attention)]
         self._memory_shape = len(crosses), crosses[0].n_kv_heads, crosses[0].d_head + crosses[0].d_value
         weights, biases = zip(*(_interleave(cross) for cross in crosses), strict=True)
-        self._project = arithmetic.make(torch.cat(weights), None if biases[0] is None else torch.cat(biases))
+        weight, bias = torch.cat(weights), None if biases[0] is None else torch.cat(biases)
+        self._project = TiledLinear(library, kind, weight, bias) if kind == "int8" else pack_linear(weight, bias, None, PREFILL_ROWS)
         self.step = self.decoder.step
 
     @torch.inference_mode()
@@ -324,7 +275,3 @@ def _interleave(attention: Attention) -> tuple[Tensor, Tensor | None]:
     weights = [linear.weight.detach().unflatten(0, (-1, width)) for linear, width in maps]
     biases = [linear.bias.detach().unflatten(0, (-1, width)) for linear, width in maps if linear.bias is not None]
     return torch.cat(weights, 1).flatten(0, 1), torch.cat(biases, 1).flatten() if biases else None
-
-
-def _pointer(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()

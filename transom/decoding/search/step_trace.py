@@ -85,7 +85,7 @@ class RecordedSearch(NamedTuple):
         steps: the steps of the search.
         source: tokens that the decoder or encoder read: the source with its end token, or the prompt with its start token.
         tokens: tokens that were found, without start and end tokens.
-        decoder: weights of the compiled decoder, "bf16" or "int8"; None if PyTorch's modules ran.
+        decoder: weights of the compiled decoder, "fp32", "bf16" or "int8"; None if PyTorch's modules ran.
         text_length: longest length that prompt and text could reach, as in ``DecoderCache``; None for a translation.
     """
 

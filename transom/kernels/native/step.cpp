@@ -11,23 +11,10 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "parallel.h"
-#include "products.h"
+#include "encoder.h"
 #include "team.h"
 
 // native_structs.py mirrors the layout of these structures.
-extern "C" struct Norm {
-    const float* gain;  // null: no norm
-    const float* shift; // or null
-    float eps;
-    int32_t centered;    // 0: RMS normalization, the mean is not subtracted
-};
-
-extern "C" struct Block {
-    Norm attn_pre_norm, attn_post_norm, cross_pre_norm, cross_post_norm, ff_pre_norm, ff_post_norm;
-    Linear qkv, o, q, cross_o, gate, up, down; // null weights for missing parts: cross-attention, the gate
-};
-
 extern "C" struct Decoder {
     int32_t kind, n_blocks, d_model, n_heads, n_kv_heads, d_head, d_value;
     int32_t rotary_pairs;           // pairs of a query or key that are rotated (RoPE)
@@ -53,30 +40,7 @@ extern "C" struct State {
 
 namespace {
 
-// ------------------------------------------------------------------------------------------------------- norm and attention
-
-void normalize(const Norm& norm, const float* x, int rows, int width, float* y) {
-    for (int row = 0; row < rows; row++, x += width, y += width) {
-        __m512 total = _mm512_setzero_ps();
-        if (norm.centered)
-            for (int i = 0; i < width; i += LANES) total = _mm512_add_ps(total, part(x, i, width));
-        __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(total) / width);
-        __m512 squares = _mm512_setzero_ps();
-        for (int i = 0; i < width; i += LANES) {
-            __mmask16 mask = first(width - i);
-            __m512 d = _mm512_maskz_sub_ps(mask, part(x, i, width), mean);
-            squares = _mm512_fmadd_ps(d, d, squares);
-        }
-        __m512 over = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / width + norm.eps));
-        for (int i = 0; i < width; i += LANES) {
-            __mmask16 mask = first(width - i);
-            __m512 v = _mm512_mul_ps(_mm512_sub_ps(part(x, i, width), mean), over);
-            v = _mm512_mul_ps(v, masked_load(mask, norm.gain + i));
-            if (norm.shift) v = _mm512_add_ps(v, masked_load(mask, norm.shift + i));
-            masked_store(y + i, mask, v);
-        }
-    }
-}
+// ---------------------------------------------------------------------------------------------------------------- attention
 
 // RoPE: rotate the pairs (x_k, x_{k + pairs}) by a position's angles.
 void apply_rotary(float* x, const float* cos, const float* sin, int pairs) {
@@ -317,32 +281,6 @@ void reserve(std::vector<float>& x, size_t n) {
     if (x.size() < n) x.resize(n);
 }
 
-// Status codes of the functions below, as in native_structs.py. No exception leaves this file: its callers are not C++.
-enum Status : int { DONE = 0, NO_MEMORY = 1, OUT_OF_BOUNDS = 2, FAILED = 3 };
-
-template <typename Work>
-int guarded(Work work) noexcept {
-    try {
-        return work();
-    } catch (const std::bad_alloc&) {
-        return NO_MEMORY;
-    } catch (const std::length_error&) {
-        return NO_MEMORY;
-    } catch (...) {
-        return FAILED;
-    }
-}
-
-// Call ``work`` with a kind as a constant.
-template <typename Work>
-void with_kind(Kind kind, Work work) {
-    switch (kind) {
-        case BFLOAT16: return work(std::integral_constant<Kind, BFLOAT16>());
-        case INT8: return work(std::integral_constant<Kind, INT8>());
-        case FLOAT32: return work(std::integral_constant<Kind, FLOAT32>());
-    }
-}
-
 constexpr int CHUNK_ROWS = 192;  // their inputs, and a block of weights, fit in the second-level cache
 
 // A linear map of any number of rows, of which each thread takes chunks, or chunks of the outputs of a few rows.
@@ -430,6 +368,20 @@ void transom_pack(int kind_, const float* weight, int inner, int outer, uint8_t*
 // y = f(x W^T + b) + residual, which may be null.
 int transom_linear(int kind, const Linear* map, const float* x, int rows, const float* residual, float* y, int threads) {
     return linear(Kind(kind), *map, x, rows, {y, nullptr, residual}, threads);
+}
+
+// Write the queries, keys and values of each row of x (rows, d_model), which the block normalizes first if it is pre-norm.
+int transom_encoder_project(int kind, const Block* block, const float* x, int rows, int d_model, float* qkv, int threads) {
+    return encoder_rows(Kind(kind), *block, rows, d_model, threads, [&](auto constant, ChunkBuffers& own, int from, int here) {
+        project_rows<constant>(*block, x + size_t(from) * d_model, here, d_model, qkv + size_t(from) * block->qkv.out_features, own);
+    });
+}
+
+// Add the attention output z (rows, n_heads d_value), projected, and then the output of the feed-forward layer to x.
+int transom_encoder_finish(int kind, const Block* block, const float* z, float* x, int rows, int d_model, int threads) {
+    return encoder_rows(Kind(kind), *block, rows, d_model, threads, [&](auto constant, ChunkBuffers& own, int from, int here) {
+        finish_rows<constant>(*block, z + size_t(from) * block->o.in_features, here, d_model, x + size_t(from) * d_model, own);
+    });
 }
 
 // Create the workspace of a cache; null if memory cannot be allocated.

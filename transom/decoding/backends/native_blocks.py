@@ -1,0 +1,122 @@
+"""Blocks packed for the native library: their norms and linear maps, and encoder stacks in int8 (``kernels/native/encoder.h``)."""
+
+import ctypes
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from transom.decoding.packed_linear import WEIGHT_TYPES, Activation, TiledLinear, WeightType, library_structs, pointer
+from transom.layers.attention import Attention
+from transom.layers.block import PostNormBlock, ResidualConnection, SequentialBlock
+from transom.layers.feed_forward import FeedForward, GatedFeedForward
+from transom.layers.norm import LayerNorm, Norm, RmsNorm
+from transom.layers.stack import Stack
+
+
+class BlockPacker:
+    """Packs modules to the structures of the native library.
+
+    Attributes:
+        keep_alive: the tensors to which the structures point.
+    """
+
+    def __init__(self, library: ctypes.CDLL, kind: WeightType) -> None:
+        """Pack weights in the type ``kind``."""
+        self._library, self._kind, self._structs = library, kind, library_structs(library)
+        self.keep_alive: list[object] = []
+
+    def block(self, block: nn.Module) -> Any:
+        """Pack the norms and linear maps of a block."""
+        assert isinstance(block, SequentialBlock)
+        attn, cross, ff = block.attn, block.cross, block.ff
+        residuals = (block.attn_residual, None if cross is None else block.cross_residual, block.ff_residual)
+        norms = (norm for residual in residuals for norm in self._residual_norms(residual, isinstance(block, PostNormBlock)))
+        assert isinstance(ff, FeedForward | GatedFeedForward)
+        gate = ff.gate if isinstance(ff, GatedFeedForward) else None
+        return self._structs.BlockStruct(
+            *norms,
+            *(self.linear(attn.q, attn.k, attn.v), self.linear(attn.o)),
+            *(
+                (self._structs.LinearStruct(), self._structs.LinearStruct())
+                if cross is None
+                else (self.linear(cross.q), self.linear(cross.o))
+            ),
+            self._structs.LinearStruct() if gate is None else self.linear(gate, activation=ff.activation),
+            self.linear(ff.up, activation=ff.activation if gate is None else None),
+            self.linear(ff.down),
+        )
+
+    def _residual_norms(self, residual: ResidualConnection | None, post: bool) -> tuple[Any, Any]:
+        """Return the norms before a sub-layer and after its residual sum."""
+        if residual is None:
+            return self._structs.NormStruct(), self._structs.NormStruct()
+        norm = self.norm(residual.norm)
+        return (self._structs.NormStruct(), norm) if post else (norm, self._structs.NormStruct())
+
+    def norm(self, norm: Norm | None) -> Any:
+        """Return the parameters of a norm in float32; those of no norm for None."""
+        if not isinstance(norm, LayerNorm | RmsNorm):
+            return self._structs.NormStruct()
+        parameters = (norm.weight, norm.bias if isinstance(norm, LayerNorm) else None)
+        gain, shift = (None if x is None else x.detach().float().contiguous() for x in parameters)
+        self.keep_alive += [gain, shift]
+        return self._structs.NormStruct(pointer(gain), pointer(shift), norm.eps, centered=isinstance(norm, LayerNorm))
+
+    def linear(self, *maps: nn.Module, activation: Activation | None = None) -> Any:
+        """Pack several linear maps of the same input as one."""
+        linears = [linear for linear in maps if isinstance(linear, nn.Linear)]
+        if len(linears) != len(maps):
+            raise TypeError(f"expected linear maps, found {[type(linear).__name__ for linear in maps]}")
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        return self.tiled(weight, torch.cat(biases) if biases else None, activation)
+
+    def tiled(self, weight: Tensor, bias: Tensor | None, activation: Activation | None = None) -> Any:
+        """Pack a linear map."""
+        tiled = TiledLinear(self._library, self._kind, weight, bias, activation)
+        self.keep_alive.append(tiled)
+        return tiled.layout
+
+
+class Int8Stack:
+    """An encoder stack with int8 weights; activations are float32, and attention is PyTorch's.
+
+    A chunk of rows passes through all products and norms between two attentions at once, so that its hidden vectors stay in the caches.
+    """
+
+    def __init__(self, library: ctypes.CDLL, stack: Stack) -> None:
+        """Pack the weights of ``stack``, whose attention is plain and has as many key heads as query heads."""
+        self._library, self._structs = library, library_structs(library)
+        self._packer = BlockPacker(library, "int8")
+        self._blocks = [self._packer.block(block) for block in stack.blocks]
+        attention = stack.blocks[0].attn
+        assert isinstance(attention, Attention)
+        self._n_heads, self._widths = attention.n_heads, [attention.d_head, attention.d_head, attention.d_value]
+        self._norm = stack.norm
+
+    def read(self, x: Float[Tensor, "rows query d_model"], bias: Tensor | None) -> Float[Tensor, "rows query d_model"]:
+        """Process whole sequences; ``bias`` is added to the attention scores of every block."""
+        residual = x.float().clone(memory_format=torch.contiguous_format)
+        qkv = residual.new_empty(*x.shape[:2], self._n_heads * sum(self._widths))  # of one block after another
+        for block in self._blocks:
+            self._update(block, residual, qkv, None if bias is None else bias.float())
+        y = residual.to(x.dtype)
+        return y if self._norm is None else self._norm(y)
+
+    def _update(self, block: Any, x: Tensor, qkv: Tensor, bias: Tensor | None) -> None:
+        """Pass the residual stream ``x`` through a block, in place."""
+        (rows, length, d_model), kind, threads = x.shape, WEIGHT_TYPES["int8"], torch.get_num_threads()
+        layout, shape = ctypes.byref(block), (rows * length, d_model)
+        if x.numel() == 0:
+            return
+        self._check(self._library.transom_encoder_project(kind, layout, x.data_ptr(), *shape, qkv.data_ptr(), threads))
+        widths = [self._n_heads * width for width in self._widths]
+        q, k, v = (each.unflatten(-1, (self._n_heads, -1)).transpose(1, 2) for each in qkv.split(widths, -1))
+        z = F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).reshape(rows, length, -1)
+        self._check(self._library.transom_encoder_finish(kind, layout, z.data_ptr(), x.data_ptr(), *shape, threads))
+
+    def _check(self, status: int) -> None:
+        self._structs.raise_for_status(status)
