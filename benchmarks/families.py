@@ -6,7 +6,8 @@ A training step is forward, backward, gradient clipping and fused Adam. Decoders
 batch. The systems are timed in turn in one run. transom runs in the precision that it chooses itself. The transformers library runs in
 float32, on CPUs with bfloat16 instructions also in bfloat16, and in both with `torch.compile` if there is a C++ compiler, except for
 generation, where a growing cache would be recompiled. The shape gpt-384 is also trained by x-transformers and, where it is installed, by
-litgpt (`benchmarks/peers/gpt.py`). Weights and inputs are random, because the time does not depend on them.
+litgpt (`benchmarks/peers/gpt.py`). Where ONNX Runtime is installed, it encodes too (`benchmarks/peers/onnx_runtime.py`). Weights and inputs
+are random, because the time does not depend on them.
 """
 
 import argparse
@@ -39,6 +40,9 @@ from transom.planning.hardware import PeakRates, measure_peak
 from transom.planning.precision import choose_precision, choose_threads
 
 CLASSES = ("a", "b", "c", "d")
+LIBRARIES = ("torch", "transformers", "x-transformers", "litgpt", "onnxruntime")
+"""The systems of this benchmark, whose versions are recorded."""
+
 Workloads = dict[tuple[str, str], Callable[[], Any]]
 """Workloads by (name, mode), such as ``("training", "bf16")``."""
 
@@ -275,7 +279,7 @@ def build_transformers_model(family: Family) -> nn.Module:
 
 
 def family_tables(family: Family, rounds: int, threads: int, compiled: bool, peak: PeakRates) -> dict[str, list[Row]]:
-    """Time the workloads of both systems in tokens or patches per second; generation counts only the new tokens."""
+    """Time the workloads of all systems in tokens or patches per second; generation counts only the new tokens."""
     systems = {
         "transom": ("benchmarks.families", "transom_workloads", family),
         "transformers": ("benchmarks.families", "transformers_workloads", family, compiled),
@@ -284,6 +288,10 @@ def family_tables(family: Family, rounds: int, threads: int, compiled: bool, pea
         from benchmarks.peers import gpt
 
         systems |= {name: ("benchmarks.peers.gpt", "workloads", name, family, compiled) for name in gpt.installed()}
+    if not family.prompts:
+        from benchmarks.peers import onnx_runtime
+
+        systems |= dict.fromkeys(onnx_runtime.installed(), ("benchmarks.peers.onnx_runtime", "workloads", family))
     tables = {}
     new_tokens = {f"generation, batch {rows}": rows * family.new for rows, _ in family.prompts}
     with start_workers(systems, threads) as timed_calls:
@@ -314,7 +322,8 @@ def main(arguments: list[str] | None = None) -> None:
     threads = choose_threads().count
     torch.set_num_threads(threads)
     peak = measure_peak()
-    environment = describe_environment(" ".join(["python -m benchmarks.families", *(arguments or sys.argv[1:])]), threads, peak)
+    command = " ".join(["python -m benchmarks.families", *(arguments or sys.argv[1:])])
+    environment = describe_environment(command, threads, peak, LIBRARIES)
     print(json.dumps(environment, indent=1))
     chosen = [family for family in families(args.quick) if family.name in (args.only or FAMILIES)]
     result: dict[str, Any] = {"facts": environment}

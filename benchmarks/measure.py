@@ -5,7 +5,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from transom.planning.hardware import PeakRates
+
+LIBRARIES = ("torch", "transformers", "ctranslate2")
+"""Libraries whose versions are recorded with a measurement."""
 
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 """Instruction sets that determine the speed of bfloat16 and int8 products."""
@@ -64,8 +67,8 @@ def timed(workload: Callable[[], object]) -> Callable[[], float]:
     return run
 
 
-def describe_environment(command: str, threads: int, peak: PeakRates) -> dict[str, object]:
-    """Return the date, command, machine, library versions and peak rates of a measurement."""
+def describe_environment(command: str, threads: int, peak: PeakRates, libraries: Sequence[str] = LIBRARIES) -> dict[str, object]:
+    """Return the date, command, machine, versions of the installed libraries and peak rates of a measurement."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": command,
@@ -74,7 +77,7 @@ def describe_environment(command: str, threads: int, peak: PeakRates) -> dict[st
         "threads": threads,
         "load_before": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
-        "versions": {name: found for name in ("torch", "transformers", "ctranslate2") if (found := _version(name))},
+        "versions": {name: found for name in libraries if (found := _version(name))},
         "matmul_gflops": {str(dtype).removeprefix("torch."): round(flops / 1e9) for dtype, flops in peak.flops.items()},
         "read_gbytes": round(peak.bandwidth / 1e9, 1),
     }

@@ -190,9 +190,10 @@ def component_tables(result: dict[str, Any]) -> str:
 def family_tables(result: dict[str, Any]) -> str:
     """Return the tables of decoders, encoders and ViT beside the transformers library."""
     facts = result["facts"]
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if name != "ctranslate2")  # of translation only
     caption = (
         f"{facts['date']}; {facts['processor']}; {facts['threads']} threads per system, load average {facts['load_before']} before the run;"
-        f" torch {facts['versions']['torch']}, transformers {facts['versions']['transformers']}; `{facts['command']}`."
+        f" {versions}; `{facts['command']}`."
     )
     tables = [(f"{family}, {name}", rows) for family, workloads in result["families"].items() for name, rows in workloads.items()]
     instructions = facts["processor"].split(": ")[1]
