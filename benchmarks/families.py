@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from benchmarks.measure import describe_environment, time_interleaved, write_result
 from benchmarks.shapes import LEARNING_RATE, TRAINING, random_tokens
 from benchmarks.translation import Row, print_table, row, seconds_of, start_workers, with_ratios
+from benchmarks.worker import Worker
 from transom.config.architecture import ModelConfig
 from transom.config.model import AnyModel
 from transom.config.packaged import packaged_presets
@@ -303,8 +304,12 @@ def family_tables(family: Family, rounds: int, threads: int, compiled: bool, pea
                 row(system, mode, tokens, quartiles) | utilization(family, name, mode, quartiles.median, peak)
                 for (system, mode), quartiles in quartiles_of.items()
             ]
-            tables[name] = print_table(f"{family.name}: {name}", with_ratios(rows))
-    return tables
+            tables[name] = rows
+    for each in tables.get("training", []):
+        workload = "training", each["mode"]
+        with Worker(*systems[each["system"]], threads=threads, only=workload) as worker:
+            each["step_memory_mib"] = round(worker.measure_memory(workload) / 2**20)
+    return {name: print_table(f"{family.name}: {name}", with_ratios(rows)) for name, rows in tables.items()}
 
 
 def utilization(family: Family, workload: str, mode: str, seconds: float, peak: PeakRates) -> Row:

@@ -1,6 +1,9 @@
 """Run each system in its own process, idle between its turns, because the thread pools of two systems in one process compete for cores."""
 
+import ctypes
+import gc
 import time
+from collections.abc import Callable
 from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -10,6 +13,10 @@ from typing import Any, Self
 import torch
 
 from transom.planning.freed_memory import keep_freed_memory
+from transom.planning.memory import peak_memory, reset_peak_memory, used_memory
+
+_CPU = torch.device("cpu")
+_MEMORY = "memory"
 
 SETTLE_SECONDS = 0.3
 """Pause before each turn, in seconds, in which the previous system's threads stop spinning."""
@@ -22,7 +29,7 @@ class Worker:
         names: names of the workloads.
     """
 
-    def __init__(self, module: str, function: str, *arguments: Any, threads: int) -> None:
+    def __init__(self, module: str, function: str, *arguments: Any, threads: int, only: Any = None) -> None:
         """Start the process and call ``module.function(*arguments)`` in it, which returns workloads by name.
 
         The module is imported only in the new process, because the libraries it loads start threads.
@@ -32,10 +39,11 @@ class Worker:
             function: name of the function.
             arguments: arguments of the function.
             threads: torch threads of the process.
+            only: name of the workload to keep; None keeps all.
         """
         context = get_context("spawn")
         self._pipe, child_end = context.Pipe()
-        self._process = context.Process(target=_serve, args=(child_end, module, function, arguments, threads), daemon=True)
+        self._process = context.Process(target=_serve, args=(child_end, module, function, arguments, threads, only), daemon=True)
         self._process.start()
         child_end.close()
         self.names: list[Any] = self._receive()
@@ -46,6 +54,12 @@ class Worker:
         self._pipe.send(name)
         seconds, result = self._receive()
         return seconds, result
+
+    def measure_memory(self, name: Any) -> int:
+        """Run a workload twice; return the bytes that the second run held at most beyond those held before it, on Linux only."""
+        self._pipe.send((_MEMORY, name))
+        found: int = self._receive()
+        return found
 
     def _receive(self) -> Any:
         try:
@@ -64,13 +78,28 @@ class Worker:
         self._pipe.close()
 
 
-def _serve(pipe: Connection, module: str, function: str, arguments: tuple[Any, ...], threads: int) -> None:
+def _serve(pipe: Connection, module: str, function: str, arguments: tuple[Any, ...], threads: int, only: Any) -> None:
     torch.set_num_threads(threads)
     keep_freed_memory()  # as in transom's training; the peers benefit too
     workloads = getattr(import_module(module), function)(*arguments)
+    if only is not None:
+        workloads = {only: workloads[only]}
     pipe.send(list(workloads))
     while True:
-        workload = workloads[pipe.recv()]
-        start = time.perf_counter()
-        result = workload()
-        pipe.send((time.perf_counter() - start, result))
+        match pipe.recv():
+            case (first, name) if first == _MEMORY:
+                pipe.send(_measure_memory(workloads[name]))
+            case name:
+                start = time.perf_counter()
+                result = workloads[name]()
+                pipe.send((time.perf_counter() - start, result))
+
+
+def _measure_memory(workload: Callable[[], object]) -> int:
+    workload()  # imports, compiles, allocates the state of the optimizer
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    before = used_memory(_CPU)
+    reset_peak_memory(_CPU)
+    workload()
+    return peak_memory(_CPU) - before
