@@ -211,6 +211,8 @@ class _RowKeys:
 
 _STEP: ContextVar[_StepKey | None] = ContextVar("dropout_step", default=None)
 _ROWS: ContextVar[_RowKeys | None] = ContextVar("dropout_rows", default=None)
+_traced_rows: _RowKeys | None = None
+"""The rows in place of ``_ROWS`` while ``torch.compile`` traces a forward pass, because its graphs cannot read context variables."""
 
 
 @contextmanager
@@ -246,8 +248,20 @@ def keyed_rows(sample_ids: Sequence[int], device: torch.device) -> Iterator[None
         yield
 
 
+def _present_rows() -> _RowKeys | None:
+    return _traced_rows if torch.compiler.is_compiling() else _ROWS.get()
+
+
 @contextmanager
 def _entered(rows: Int[Tensor, "rows"]) -> Iterator[None]:
+    global _traced_rows
+    if torch.compiler.is_compiling():
+        before, _traced_rows = _traced_rows, _RowKeys(rows)
+        try:
+            yield
+        finally:
+            _traced_rows = before
+        return
     token = _ROWS.set(_RowKeys(rows))
     try:
         yield
@@ -273,7 +287,7 @@ class DropoutSite:
 
     def dropout_masks(self, x: Float[Tensor, "rows *axes"]) -> KeyedMasks | None:
         """Return the masks of the next call, on ``x``; None if the pass has no keys or keys of other rows than those of ``x``."""
-        keys = _ROWS.get()
+        keys = _present_rows()
         if keys is None or self.site is None or x.dim() == 0 or len(x) != len(keys.rows):
             return None
         call = keys.calls.get(self.site, 0)
@@ -303,7 +317,7 @@ def keyed_tokens(site: DropoutSite, x: Float[Tensor, "*axes width"]) -> Iterator
 @contextmanager
 def selected_rows(indices: Int[Tensor, "selected"], n_rows: int) -> Iterator[None]:
     """Within the ``with`` block, the rows are those at ``indices``, followed by padding up to ``n_rows`` rows."""
-    keys = _ROWS.get()
+    keys = _present_rows()
     if keys is None:
         yield
         return
@@ -313,13 +327,13 @@ def selected_rows(indices: Int[Tensor, "selected"], n_rows: int) -> Iterator[Non
 
 def keep_call_numbers() -> None:
     """Let modules count their calls from here on in the present context only, so that a copy of it begins with the present numbers."""
-    if (keys := _ROWS.get()) is not None:
+    if (keys := _present_rows()) is not None:
         _ROWS.set(_RowKeys(keys.rows, dict(keys.calls)))
 
 
 def row_keys() -> Int[Tensor, "rows"] | None:
     """Return the keys of the rows of the present forward pass; None without keyed masks."""
-    keys = _ROWS.get()
+    keys = _present_rows()
     return None if keys is None else keys.rows
 
 
