@@ -31,6 +31,7 @@ from transom.data.batch import Batch, ImageBatch
 from transom.models.build import build_model
 from transom.planning.hardware import best_seconds, measure_peak
 from transom.planning.precision import choose_threads
+from transom.training.compilation import compile_training_passes
 from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer
 from transom.training.train_step import TrainStep
@@ -108,7 +109,7 @@ def transom_step(shape: Shape | Family, compiled: bool) -> Step:
     batch: Any = build_batch(shape)
     batch = batch.to(GPU)
     if compiled:
-        model.logit_factors = torch.compile(model.logit_factors)
+        compile_training_passes(model)
     step = TrainStep(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.bfloat16, CrossEntropy(0.0))
     return lambda: step.step([batch], LEARNING_RATE)
 

@@ -158,6 +158,11 @@ class TrainingConfig(Schema):
         description="activations that are computed again in the backward pass and not kept: none, or those of all Transformer blocks (Chen"
         " et al. 2016), which needs less memory and about a third more time; the result is the same bit for bit",
     )
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="torch.compile of the forward and backward passes: on, off, or auto, which turns it on for one process on a GPU if the"
+        " run is forecast to take over ten minutes; the run keeps the choice. On a CPU the native kernels are as fast",
+    )
     optimizer: AnyOptimizer = Field(AdamConfig(), description="the optimizer component")
     learning_rate: PeakLearningRate = Field("noam", description=LEARNING_RATE_HELP)
     schedule: AnySchedule = Field(InverseSqrtScheduleConfig(), description="the learning-rate schedule component")

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from transom.config.parallel import ParallelConfig
 from transom.config.plugins import PluginRecord, plugins_of
 from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.config.schema import Schema
+from transom.config.training import TrainingConfig
 from transom.data.reports.report import DataReport
 from transom.data.text.text_io import expand_path
 from transom.errors import CheckpointError, ConfigError
@@ -33,6 +35,7 @@ from transom.planning.layout import check_layout
 from transom.planning.memory import check_fits_in_memory, used_memory
 from transom.planning.parameters import count_parameters, position_table_error
 from transom.planning.precision import Precision, ProcessPlan, ThreadPlan, choose_precision, choose_threads, plan_processes, rank_device
+from transom.training.compilation import EAGER_UTILIZATION, choose_compilation
 from transom.training.finetune import WeightInit, inherit_model_shape, init_from, load_base_and_adapt, merge_model_fields, save_base_weights
 from transom.training.lr_schedule import warmup_notes
 from transom.training.out_of_memory import release_memory
@@ -122,6 +125,10 @@ def build_training_setup(
     _check_model(recipe, device)
     notify("measuring the machine")
     peak, model = measure_peak(device), build_model(recipe.model).to(device)
+    compiles = choose_compilation(
+        recipe.training, recipe.parallel, device, lambda: _forecast(recipe.training, task, peak.flops[precision.dtype])
+    )
+    recipe = recipe.with_fields("training", compile="on" if compiles else "off")
     origin = recipe.training.init_from
     init = init_from(model, Path(origin)) if origin is not None and not folder.checkpoints.steps() else None
     eval_model = copy.deepcopy(model).eval()
@@ -145,9 +152,22 @@ def build_training_setup(
         processes=processes,
         peak=peak.flops[precision.dtype],
         memory_before=memory_before,
-        notes=(*([init.note] if init else []), *shape_notes, *fit_notes, *warmup_notes(recipe.training), *_trainable_notes(recipe, model)),
+        notes=(
+            *([init.note] if init else []),
+            *shape_notes,
+            *fit_notes,
+            *warmup_notes(recipe.training),
+            *_trainable_notes(recipe, model),
+            *([COMPILED] if compiles else []),
+        ),
         facts=_facts(recipe, task.report, precision, threads, processes, peak),
     )
+
+
+def _forecast(training: TrainingConfig, task: Task, peak: float) -> float:
+    """Return about how many seconds the steps of a run will take on a GPU, whose steps are all as large as the first one."""
+    flops = sum(map(task.flops, next(task.loader.batches_from(0))[1]))
+    return min(training.max_steps * flops / (EAGER_UTILIZATION * peak), 60 * (training.max_minutes or math.inf))
 
 
 def _add_adapter(recipe: Recipe, model: Network, init: WeightInit | None, folder: RunFolder) -> None:
@@ -212,6 +232,7 @@ def _resolve_paths(recipe: Recipe, base: Path) -> Recipe:
     return recipe.with_fields("training", init_from=str(resolve_path(base / expand_path(origin))))
 
 
+COMPILED = "the passes are compiled by torch.compile: the first steps take about a minute longer; training.compile = 'off' turns it off"
 _NOT_IN_RUN_ID = {
     "training": {
         "activation_checkpointing",
@@ -230,7 +251,7 @@ _NOT_IN_RUN_ID = {
 """Recipe fields, by table, that do not determine a run's steps."""
 
 MUTABLE_ON_RESUME = {
-    "training": _NOT_IN_RUN_ID["training"] | {"validate_every", "validate_bleu", "validate_samples", "checkpoint_every"},
+    "training": _NOT_IN_RUN_ID["training"] | {"compile", "validate_every", "validate_bleu", "validate_samples", "checkpoint_every"},
     "data": _NOT_IN_RUN_ID["data"],
     "parallel": {*ParallelConfig.AXES},
 }
@@ -245,6 +266,8 @@ def _run_id(recipe: Recipe, task: Task, model: Network, threads: ThreadPlan, plu
     kept = recipe.model_dump(mode="json", exclude=_NOT_IN_RUN_ID)
     if recipe.training.dropout_rng == "generator":  # as in runs from before the field, which keep their ID
         del kept["training"]["dropout_rng"]
+    if recipe.training.compile != "on":  # likewise
+        del kept["training"]["compile"]
     facts = [
         kept,
         task.data_hash,

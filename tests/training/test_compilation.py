@@ -1,0 +1,118 @@
+"""Compiled training passes: the steps of eager ones with the same dropout masks, in one graph; and whether they pay."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+from torch._dynamo.utils import counters
+
+from tests.models.test_compile import INDUCTOR, TRACER
+from tests.tiers import tiers
+from tests.training.test_keyed_dropout import MODELS, SGD, batch
+from tests.training.test_train_loop import sit
+from transom.checkpoints.run_files import RECIPE
+from transom.config.model import AnyModel
+from transom.config.parallel import ParallelConfig
+from transom.config.recipe import load_recipe
+from transom.config.training import TrainingConfig
+from transom.errors import ConfigError
+from transom.models.build import build_model
+from transom.training import compilation
+from transom.training.compilation import MIN_SECONDS, choose_compilation, compile_training_passes
+from transom.training.objectives.objective import CrossEntropy
+from transom.training.optimizer import build_optimizer
+from transom.training.train_step import TrainStep
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+TRAINING = TrainingConfig(optimizer=SGD, max_grad_norm=None, label_smoothing=0.1)
+BROKEN = ("experts", "depths", "recurrent", "additive", "luong", "input-feeding")
+"""Models whose graphs break at data-dependent operations or at loops over tokens."""
+
+
+def losses(name: str, compiled: bool, **options: Any) -> list[float]:
+    """Return the losses of three steps on batches of several lengths."""
+    torch.manual_seed(1)
+    model = build_model(TypeAdapter(AnyModel).validate_python(MODELS[name])).train()
+    if compiled:
+        compile_training_passes(model, backend="aot_eager", **options)
+    step = TrainStep(model, build_optimizer(model, SGD, torch.float32), TRAINING, torch.float32, CrossEntropy(0.1))
+    found = []
+    for rows, longest in (([0, 1, 2], 9), ([3, 4], 6), ([5, 0, 2], 8)):
+        part = batch(MODELS[name]["kind"], rows, longest)
+        if hasattr(part, "pixels"):
+            vars(part)["pixels"] = part.pixels.float()
+        result = step.step([part], 0.5)
+        found.append(result.loss / result.n_target_tokens)
+    return found
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings(TRACER, INDUCTOR)
+@pytest.mark.parametrize("name", tiers(MODELS, [name for name in MODELS if name not in BROKEN]))
+def test_steps_and_masks_are_those_of_eager_passes(name: str) -> None:
+    torch.compiler.reset()
+    assert losses(name, True, fullgraph=name not in BROKEN) == pytest.approx(losses(name, False), rel=1e-4)
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings(TRACER, INDUCTOR)
+def test_further_steps_and_lengths_do_not_compile_again_and_again() -> None:
+    torch.compiler.reset()
+    counters.clear()
+    losses("decoder", True, fullgraph=True)
+    assert counters["stats"]["unique_graphs"] <= 2, "of the first shape, and of any shape"
+
+
+@pytest.mark.parametrize(
+    ("requested", "device", "seconds", "layout", "chosen"),
+    [
+        ("auto", GPU, MIN_SECONDS + 1, {}, True),
+        ("auto", GPU, MIN_SECONDS - 1, {}, False),
+        ("auto", GPU, MIN_SECONDS + 1, {"data": 2}, False),
+        ("auto", GPU, MIN_SECONDS + 1, {"shard": 2}, False),
+        ("auto", CPU, 1e9, {}, False),
+        ("on", GPU, 0.0, {"data": 2}, True),
+        ("off", GPU, 1e9, {}, False),
+    ],
+)
+def test_a_run_is_compiled_if_it_pays(
+    requested: str, device: torch.device, seconds: float, layout: dict[str, int], chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compilation, "find_spec", lambda name: object())
+    training = TRAINING.model_copy(update={"compile": requested})
+    assert choose_compilation(training, ParallelConfig(**layout), device, lambda: seconds) == chosen
+
+
+@pytest.mark.parametrize(
+    ("training", "layout", "device", "missing", "problem"),
+    [
+        ({}, {"tensor": 2}, GPU, False, "expected processes that hold the whole model; set only parallel.data"),
+        ({"activation_checkpointing": "blocks"}, {}, GPU, False, "activation_checkpointing = 'none', found 'blocks'"),
+        ({}, {}, GPU, True, "expected Triton for this GPU, found none; install it"),
+        ({}, {}, CPU, True, "expected a C\\+\\+ compiler, found none; install g\\+\\+ or clang\\+\\+"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_and_not_chosen(
+    training: dict[str, Any], layout: dict[str, int], device: torch.device, missing: bool, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: Callable[[str], object] = lambda name: None if missing else name  # noqa: E731 - one stand-in for both lookups
+    monkeypatch.setattr(compilation, "find_spec", found)
+    monkeypatch.setattr(compilation.shutil, "which", found)
+    asked = TRAINING.model_copy(update=training | {"compile": "on"})
+    with pytest.raises(ConfigError, match=f"training.compile = 'on': .*{problem}.*, or set training.compile to 'off'"):
+        choose_compilation(asked, ParallelConfig(**layout), device, lambda: 1e9)
+    assert not choose_compilation(asked.model_copy(update={"compile": "auto"}), ParallelConfig(**layout), device, lambda: 1e9)
+
+
+@pytest.mark.long
+@pytest.mark.compile
+@pytest.mark.filterwarnings(TRACER, INDUCTOR)
+def test_a_run_keeps_the_choice_and_can_be_resumed(tmp_path: Path) -> None:
+    eager = sit(tmp_path / "eager", max_steps=6)
+    sit(tmp_path / "compiled", max_steps=3, compile="on")
+    compiled = sit(tmp_path / "compiled", max_steps=6)
+    assert compiled.step == eager.step == 6
+    assert [load_recipe(tmp_path / name / RECIPE)[0].training.compile for name in ("eager", "compiled")] == ["off", "on"]
