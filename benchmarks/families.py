@@ -1,17 +1,19 @@
 """Measure decoders, encoders and ViT beside the transformers library's models of the same shape: training and inference speed.
 
-    python -m benchmarks.families [--only gpt2 gpt-384 llama bert vit] [--no-compile] [--quick] [--rounds N] [--out FILE]
+    python -m benchmarks.families [--only gpt2 gpt-384 llama gpt2-small bert vit] [--no-compile] [--quick] [--rounds N] [--out FILE]
 
 A training step is forward, backward, gradient clipping and fused Adam. Decoders then continue prompts greedily; encoders and ViT encode a
-batch. The systems are timed in turn in one run. transom runs in the precision that it chooses itself. The transformers library runs in
-float32, on CPUs with bfloat16 instructions also in bfloat16, and in both with `torch.compile` if there is a C++ compiler, except for
-generation, where a growing cache would be recompiled. The shape gpt-384 is also trained by x-transformers and, where it is installed, by
-litgpt (`benchmarks/peers/gpt.py`). Where ONNX Runtime is installed, it encodes too (`benchmarks/peers/onnx_runtime.py`). Weights and inputs
-are random, because the time does not depend on them.
+batch. The systems are timed in turn in one run. transom runs in the precision that it chooses itself, and generates and encodes in int8
+too. The transformers library runs in float32, on CPUs with bfloat16 instructions also in bfloat16, and in both with `torch.compile` if
+there is a C++ compiler, except for generation, where a growing cache would be recompiled. Some shapes have more peers, where these are
+installed: gpt-384 is also trained by x-transformers and litgpt (`benchmarks/peers/gpt.py`), and ONNX Runtime encodes
+(`benchmarks/peers/onnx_runtime.py`). gpt2-small only continues one prompt, also by llama.cpp (`benchmarks/peers/llama_cpp.py`). Weights and
+inputs are random, because the time does not depend on them.
 """
 
 import argparse
 import copy
+import itertools
 import json
 import os
 import sys
@@ -41,7 +43,7 @@ from transom.planning.hardware import PeakRates, measure_peak
 from transom.planning.precision import choose_precision, choose_threads
 
 CLASSES = ("a", "b", "c", "d")
-LIBRARIES = ("torch", "transformers", "x-transformers", "litgpt", "onnxruntime")
+LIBRARIES = ("torch", "transformers", "x-transformers", "litgpt", "onnxruntime", "llama_cpp_python")
 """The systems of this benchmark, whose versions are recorded."""
 
 Workloads = dict[tuple[str, str], Callable[[], Any]]
@@ -62,6 +64,7 @@ class Family:
         new: tokens to generate per prompt.
         training: optimizer and loss settings.
         has_more_peers: the libraries of ``benchmarks/peers/gpt.py`` train it too.
+        trains: training is measured; otherwise only generation is.
     """
 
     name: str
@@ -73,6 +76,7 @@ class Family:
     new: int = 64
     training: TrainingConfig = field(default=TRAINING.model_copy(update={"label_smoothing": 0.0}))
     has_more_peers: bool = False
+    trains: bool = True
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -104,11 +108,14 @@ def families(quick: bool) -> list[Family]:
     small = {"vocab_size": 65, "max_seq_len": 48 if quick else 256, "dropout": 0.0} | (
         {} if quick else {"d_model": 384, "n_heads": 6, "d_ff": 1536}
     )
+    gpt2_small = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072, "vocab_size": 50257, "max_seq_len": 1024, "dropout": 0.0}
+    one_prompt = ((1, 6 if quick else 32),)
     image = {"image_size": 32, "patch_size": 4, "classes": CLASSES}
     return [
         Family("gpt2", "gpt2", size | text | {"attention_dropout": 0.0}, rows, length, prompts, new),
         Family("gpt-384", "gpt2", size | small | {"attention_dropout": 0.0}, rows, length, prompts, new, has_more_peers=True),
         Family("llama", "llama-7b", size | text | {"n_kv_heads": 2 if quick else 4, "dropout": 0.0}, rows, length, prompts, new),
+        Family("gpt2-small", "gpt2", size | text if quick else gpt2_small, 1, length, one_prompt, new, trains=False),
         Family("bert", "bert-base", size | text | encoder, 4 * rows, length // 4),
         Family("vit", "vit-base-16", size | image, 4 * rows, 65),
     ]
@@ -130,36 +137,47 @@ def build_batch(family: Family) -> Batch:
 def transom_workloads(family: Family) -> Workloads:
     """Return transom's workloads, run by the same functions as its training and inference."""
     from transom.decoding.backends.decoder_backend import build_decoder_backend, build_encoder_backend
-    from transom.decoding.backends.native_decoder import decoder_step_library
+    from transom.decoding.backends.native_decoder import decoder_step_library, unsupported_reason
     from transom.decoding.inference import prepare_for_inference
     from transom.decoding.predictors.generator import Generator
-    from transom.training.objectives.objective import CrossEntropy
-    from transom.training.optimizer import build_optimizer
-    from transom.training.train_step import TrainStep
 
     torch.manual_seed(1)
     model, batch = build_model(family.config), build_batch(family)
     precision = choose_precision("auto", torch.device("cpu"))
     inference_model = copy.deepcopy(model)
     prepare_for_inference(inference_model, precision.dtype, torch.device("cpu"))
-    training = family.training
+    workloads: Workloads = {}
+    if family.trains:
+        workloads["training", precision.name] = _transom_step(model, batch, family.training, precision.dtype)
+    if family.prompts:
+        tokenizer = word_tokenizer(family.config.vocab_size)
+        backends = {precision.name: build_decoder_backend(inference_model)}
+        if unsupported_reason(inference_model) is None:
+            backends["int8"] = build_decoder_backend(inference_model, int8=True)
+        for (rows, length), (mode, backend) in itertools.product(family.prompts, backends.items()):
+            generator = Generator(inference_model, tokenizer, precision=precision, decoder_backend=backend)  # type: ignore[arg-type]
+            workloads[f"generation, batch {rows}", mode] = partial(_generate_transom, generator, family, rows, length)
+    else:
+        workloads["encoding", precision.name] = partial(_forward_transom, build_encoder_backend(inference_model), batch)
+        if decoder_step_library()[0] is not None:
+            workloads["encoding", "int8"] = partial(_forward_transom, build_encoder_backend(inference_model, int8=True), batch)
+    return workloads
+
+
+def _transom_step(model: Network, batch: Batch, training: TrainingConfig, dtype: torch.dtype) -> Callable[[], float]:
+    """Return a training step, which returns the mean loss of a target token."""
+    from transom.training.objectives.objective import CrossEntropy
+    from transom.training.optimizer import build_optimizer
+    from transom.training.train_step import TrainStep
+
     optimizer, objective = build_optimizer(model, training.optimizer), CrossEntropy(training.label_smoothing)
-    train_step = TrainStep(model.train(), optimizer, training, precision.dtype, objective)
+    train_step = TrainStep(model.train(), optimizer, training, dtype, objective)
 
     def step() -> float:
         result = train_step.step([batch], LEARNING_RATE)
         return result.loss / result.n_target_tokens
 
-    workloads: Workloads = {("training", precision.name): step}
-    for rows, length in family.prompts:
-        tokenizer = word_tokenizer(family.config.vocab_size)
-        generator = Generator(inference_model, tokenizer, precision=precision, decoder_backend=build_decoder_backend(inference_model))  # type: ignore[arg-type]
-        workloads[f"generation, batch {rows}", precision.name] = partial(_generate_transom, generator, family, rows, length)
-    if not family.prompts:
-        workloads["encoding", precision.name] = partial(_forward_transom, build_encoder_backend(inference_model), batch)
-        if decoder_step_library()[0] is not None:
-            workloads["encoding", "int8"] = partial(_forward_transom, build_encoder_backend(inference_model, int8=True), batch)
-    return workloads
+    return step
 
 
 def word_tokenizer(vocab: int) -> Any:
@@ -202,7 +220,7 @@ def transformers_workloads(family: Family, compiled: bool) -> Workloads:
     inference_model = copy.deepcopy(model).eval().requires_grad_(False)
     models = {mode: copy.deepcopy(inference_model).to(dtype) for mode, dtype in list_modes(compiled=False).items()}
     targets = labels if labels.dim() == 2 else labels[:, None]
-    training_steps = build_training_steps(model.train(), logits, targets, compiled, family.training)
+    training_steps = build_training_steps(model.train(), logits, targets, compiled, family.training) if family.trains else {}
     workloads: Workloads = {("training", mode): step for mode, step in training_steps.items()}
     for rows, length in family.prompts:
         prompt = random_tokens(rows, length, family.config.vocab_size, 3)
@@ -259,7 +277,7 @@ def build_transformers_model(family: Family) -> nn.Module:
     sizes = {"hidden_size": c.d_model, "num_hidden_layers": c.n_layers, "num_attention_heads": c.n_heads, "intermediate_size": c.d_ff}
     encoder_dropout = {"hidden_dropout_prob": c.dropout, "attention_probs_dropout_prob": 0.0, "attn_implementation": "sdpa"}
     match family.name:
-        case "gpt2" | "gpt-384":
+        case "gpt2" | "gpt-384" | "gpt2-small":
             return GPT2LMHeadModel(GPT2Config(
                 vocab_size=c.vocab_size, n_positions=c.max_seq_len, n_embd=c.d_model, n_layer=c.n_layers, n_head=c.n_heads, n_inner=c.d_ff,
                 resid_pdrop=c.dropout, embd_pdrop=c.dropout, attn_pdrop=0.0, bos_token_id=1, eos_token_id=1, attn_implementation="sdpa",
@@ -289,6 +307,10 @@ def family_tables(family: Family, rounds: int, threads: int, compiled: bool, pea
         from benchmarks.peers import gpt
 
         systems |= {name: ("benchmarks.peers.gpt", "workloads", name, family, compiled) for name in gpt.installed()}
+    if family.name == "gpt2-small":
+        from benchmarks.peers import llama_cpp
+
+        systems |= dict.fromkeys(llama_cpp.installed(), ("benchmarks.peers.llama_cpp", "workloads", family))
     if not family.prompts:
         from benchmarks.peers import onnx_runtime
 

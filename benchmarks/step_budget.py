@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.families import FAMILIES, Family, families, transformers_workloads, transom_workloads
+from benchmarks.families import Family, families, transformers_workloads, transom_workloads
 from benchmarks.measure import describe_environment, write_result
 from benchmarks.translation import Row, print_table, start_workers
 from transom.planning.hardware import PeakRates, measure_peak
@@ -104,17 +104,20 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(threads)
     environment = describe_environment(" ".join(["python -m benchmarks.step_budget", *(arguments or sys.argv[1:])]), threads, peak)
     print(json.dumps(environment, indent=1))
-    chosen = [family for family in families(args.quick) if family.name in (args.only or FAMILIES)]
+    chosen = [family for family in families(args.quick) if family.name in (args.only or TRAINED)]
     result: dict[str, Any] = {"facts": environment}
     result["families"] = {family.name: budget_table(family, args.rounds, threads, not args.no_compile, peak) for family in chosen}
     result["load_after"] = round(os.getloadavg()[0], 2)
     write_result(args.out, result)
 
 
+TRAINED = [family.name for family in families(quick=True) if family.trains]
+
+
 def _parser() -> argparse.ArgumentParser:
     form = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step_budget", description=__doc__, formatter_class=form)
-    parser.add_argument("--only", nargs="+", choices=FAMILIES, help="families to profile (default: all)")
+    parser.add_argument("--only", nargs="+", choices=TRAINED, help="families to profile (default: all)")
     parser.add_argument("--no-compile", action="store_true", help="skip the torch.compile modes")
     parser.add_argument("--quick", action="store_true", help="check that everything runs, with tiny shapes and meaningless figures")
     parser.add_argument("--rounds", type=int, default=3, help="profiled steps per system")

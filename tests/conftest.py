@@ -75,6 +75,7 @@ ALLOWED_SKIPS: dict[str, str] = {
     "tests/kernels/test_flex.py::test_the_compiled_kernel_equals_the_reference": "needs a GPU",
     "tests/docs/test_executed_files.py::test_a_step_and_a_translation_enter_the_files_that_the_page_lists": _COMPILED + " and bfloat16",
     "tests/benchmarks/test_explore.py": _BROWSER,
+    "tests/benchmarks/test_llama_cpp.py": "needs llama-cpp-python and gguf",
     "tests/benchmarks/test_onnx_runtime.py": "needs onnx and onnxruntime, of the extra bench",
     "tests/inspection/pages/test_report_pages.py": _BROWSER,
     "tests/parallel/test_hosts.py": "needs root, network namespaces, iproute2 and iptables",
