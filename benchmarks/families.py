@@ -27,7 +27,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from benchmarks.measure import describe_environment, time_interleaved, write_result
+from benchmarks.measure import describe_environment, peak_flops, time_interleaved, write_result
 from benchmarks.shapes import LEARNING_RATE, TRAINING, random_tokens
 from benchmarks.translation import Row, print_table, row, seconds_of, start_workers, with_ratios
 from benchmarks.worker import Worker
@@ -339,8 +339,7 @@ def utilization(family: Family, workload: str, mode: str, seconds: float, peak: 
     if workload not in ("training", "encoding"):
         return {}
     flops = family.flops.training if workload == "training" else family.flops.forward
-    dtype = torch.float32 if mode.startswith("fp32") else torch.bfloat16
-    return {"matmul_utilization": round(flops / seconds / peak.flops[dtype], 3)}
+    return {"matmul_utilization": round(flops / seconds / peak_flops(peak, mode), 3)}
 
 
 def main(arguments: list[str] | None = None) -> None:

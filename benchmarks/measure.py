@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from transom.planning.hardware import PeakRates
 
 LIBRARIES = ("torch", "transformers", "ctranslate2")
@@ -54,6 +56,12 @@ def time_interleaved(systems: Mapping[Name, Callable[[], float]], rounds: int, n
         for name, workload in systems.items():
             seconds[name].append(workload())
     return {name: Quartiles.of(times) for name, times in seconds.items()}
+
+
+def peak_flops(peak: PeakRates, mode: str) -> float:
+    """Return the peak rate for a mode's matrix products: that of float32, or for shorter types the higher one of float32 and bfloat16."""
+    exact = peak.flops[torch.float32]
+    return exact if mode.startswith(("fp32", "float32")) else max(exact, peak.flops[torch.bfloat16])
 
 
 def timed(workload: Callable[[], object]) -> Callable[[], float]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks import startup
-from benchmarks.measure import Quartiles, describe_environment, time_interleaved, timed, write_result
+from benchmarks.measure import Quartiles, describe_environment, peak_flops, time_interleaved, timed, write_result
 from benchmarks.shapes import BASE, SMALL, TINY, Shape, Task, tasks
 from benchmarks.worker import Worker
 from transom.planning.hardware import PeakRates, measure_peak
@@ -124,9 +124,8 @@ def seconds_of(timed_call: TimedCall) -> Callable[[], float]:
 def decoding_row(task: Task, system: str, mode: str, quartiles: Quartiles, peak: PeakRates) -> Row:
     """Return the speed of a translation workload and its utilization of the machine."""
     kind = mode.replace("_", " ").replace(",", " ").split()[0]
-    dtype = torch.float32 if BYTES_PER_WEIGHT[kind] == 4 else torch.bfloat16
     return row(system, mode, task.tokens, quartiles) | {
-        "matmul_utilization": round(task.flops / quartiles.median / peak.flops[dtype], 3),
+        "matmul_utilization": round(task.flops / quartiles.median / peak_flops(peak, mode), 3),
         "bandwidth_utilization": round(task.bytes_read(BYTES_PER_WEIGHT[kind]) / quartiles.median / peak.bandwidth, 3),
     }
 

@@ -1,6 +1,7 @@
 """Compiled training passes: the steps of eager ones with the same dropout masks, in one graph; and whether they pay."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from transom.config.recipe import load_recipe
 from transom.config.training import TrainingConfig
 from transom.errors import ConfigError
 from transom.models.build import build_model
-from transom.training import compilation
+from transom.training import compilation, rank_state
 from transom.training.compilation import MIN_SECONDS, choose_compilation, compile_training_passes
 from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer
@@ -28,8 +29,10 @@ from transom.training.train_step import TrainStep
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 TRAINING = TrainingConfig(optimizer=SGD, max_grad_norm=None, label_smoothing=0.1)
-BROKEN = ("experts", "depths", "recurrent", "additive", "luong", "input-feeding")
-"""Models whose graphs break at data-dependent operations or at loops over tokens."""
+FAMILIES = [name for name, fields in MODELS.items() if not str(fields["kind"]).startswith("recurrent")]
+BROKEN = ("experts", "depths")
+"""Models whose graphs break at operations that depend on values."""
+MODEL = TypeAdapter(AnyModel).validate_python(MODELS["decoder"])
 
 
 def losses(name: str, compiled: bool, **options: Any) -> list[float]:
@@ -51,7 +54,7 @@ def losses(name: str, compiled: bool, **options: Any) -> list[float]:
 
 @pytest.mark.compile
 @pytest.mark.filterwarnings(TRACER, INDUCTOR)
-@pytest.mark.parametrize("name", tiers(MODELS, [name for name in MODELS if name not in BROKEN]))
+@pytest.mark.parametrize("name", tiers(FAMILIES, ["seq2seq", "decoder", "classifier"]))
 def test_steps_and_masks_are_those_of_eager_passes(name: str) -> None:
     torch.compiler.reset()
     assert losses(name, True, fullgraph=name not in BROKEN) == pytest.approx(losses(name, False), rel=1e-4)
@@ -83,7 +86,7 @@ def test_a_run_is_compiled_if_it_pays(
 ) -> None:
     monkeypatch.setattr(compilation, "find_spec", lambda name: object())
     training = TRAINING.model_copy(update={"compile": requested})
-    assert choose_compilation(training, ParallelConfig(**layout), device, lambda: seconds) == chosen
+    assert choose_compilation(MODEL, training, ParallelConfig(**layout), device, lambda: seconds) == chosen
 
 
 @pytest.mark.parametrize(
@@ -103,14 +106,21 @@ def test_what_cannot_be_compiled_is_refused_and_not_chosen(
     monkeypatch.setattr(compilation.shutil, "which", found)
     asked = TRAINING.model_copy(update=training | {"compile": "on"})
     with pytest.raises(ConfigError, match=f"training.compile = 'on': .*{problem}.*, or set training.compile to 'off'"):
-        choose_compilation(asked, ParallelConfig(**layout), device, lambda: 1e9)
-    assert not choose_compilation(asked.model_copy(update={"compile": "auto"}), ParallelConfig(**layout), device, lambda: 1e9)
+        choose_compilation(MODEL, asked, ParallelConfig(**layout), device, lambda: 1e9)
+    assert not choose_compilation(MODEL, asked.model_copy(update={"compile": "auto"}), ParallelConfig(**layout), device, lambda: 1e9)
+
+
+def test_recurrent_networks_are_not_compiled() -> None:
+    recurrent = TypeAdapter(AnyModel).validate_python(MODELS["recurrent"])
+    with pytest.raises(ConfigError, match="expected a Transformer, found a model of kind recurrent-seq2seq, or set"):
+        choose_compilation(recurrent, TRAINING.model_copy(update={"compile": "on"}), ParallelConfig(), GPU, lambda: 0.0)
 
 
 @pytest.mark.long
 @pytest.mark.compile
 @pytest.mark.filterwarnings(TRACER, INDUCTOR)
-def test_a_run_keeps_the_choice_and_can_be_resumed(tmp_path: Path) -> None:
+def test_a_run_keeps_the_choice_and_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_state, "compile_training_passes", partial(compile_training_passes, backend="aot_eager"))
     eager = sit(tmp_path / "eager", max_steps=6)
     sit(tmp_path / "compiled", max_steps=3, compile="on")
     compiled = sit(tmp_path / "compiled", max_steps=6)

@@ -211,8 +211,16 @@ class _RowKeys:
 
 _STEP: ContextVar[_StepKey | None] = ContextVar("dropout_step", default=None)
 _ROWS: ContextVar[_RowKeys | None] = ContextVar("dropout_rows", default=None)
-_traced_rows: _RowKeys | None = None
-"""The rows in place of ``_ROWS`` while ``torch.compile`` traces a forward pass, because its graphs cannot read context variables."""
+
+
+class _TracedRows:
+    """The rows in place of ``_ROWS`` while ``torch.compile`` traces a forward pass, because its graphs cannot read context variables."""
+
+    def __init__(self) -> None:
+        self.keys: _RowKeys | None = None
+
+
+_TRACED_ROWS = _TracedRows()
 
 
 @contextmanager
@@ -249,18 +257,17 @@ def keyed_rows(sample_ids: Sequence[int], device: torch.device) -> Iterator[None
 
 
 def _present_rows() -> _RowKeys | None:
-    return _traced_rows if torch.compiler.is_compiling() else _ROWS.get()
+    return _TRACED_ROWS.keys if torch.compiler.is_compiling() else _ROWS.get()
 
 
 @contextmanager
 def _entered(rows: Int[Tensor, "rows"]) -> Iterator[None]:
-    global _traced_rows
     if torch.compiler.is_compiling():
-        before, _traced_rows = _traced_rows, _RowKeys(rows)
+        before, _TRACED_ROWS.keys = _TRACED_ROWS.keys, _RowKeys(rows)
         try:
             yield
         finally:
-            _traced_rows = before
+            _TRACED_ROWS.keys = before
         return
     token = _ROWS.set(_RowKeys(rows))
     try:

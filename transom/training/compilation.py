@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from transom.config.architecture import ModelConfig, TransformerConfig
 from transom.config.parallel import ParallelConfig
 from transom.config.training import TrainingConfig
 from transom.data.batch import Batch
@@ -24,10 +25,13 @@ EAGER_UTILIZATION = 0.25
 """Fraction of a GPU's measured peak rate that eager training reaches, about (benchmarks/README.md), for the forecast."""
 
 
-def choose_compilation(training: TrainingConfig, layout: ParallelConfig, device: torch.device, forecast: Callable[[], float]) -> bool:
+def choose_compilation(
+    model: ModelConfig, training: TrainingConfig, layout: ParallelConfig, device: torch.device, forecast: Callable[[], float]
+) -> bool:
     """Return whether to compile the training passes: as ``training.compile`` says, or for "auto" whether it pays.
 
     Args:
+        model: the recipe's model.
         training: the recipe's training settings.
         layout: the layout of the run.
         device: the device of this process.
@@ -36,7 +40,7 @@ def choose_compilation(training: TrainingConfig, layout: ParallelConfig, device:
     Raises:
         ConfigError: compilation is requested, and this run or this machine cannot compile.
     """
-    problem = _problem(training, layout, device)
+    problem = _problem(model, training, layout, device)
     if training.compile == "on" and problem is not None:
         raise ConfigError(f"training.compile = 'on': {problem}, or set training.compile to 'off'")
     if training.compile != "auto":
@@ -45,8 +49,10 @@ def choose_compilation(training: TrainingConfig, layout: ParallelConfig, device:
     return problem is None and one_gpu and forecast() > MIN_SECONDS
 
 
-def _problem(training: TrainingConfig, layout: ParallelConfig, device: torch.device) -> str | None:
+def _problem(model: ModelConfig, training: TrainingConfig, layout: ParallelConfig, device: torch.device) -> str | None:
     """Return why the training passes cannot be compiled, and what to change; None if they can."""
+    if not isinstance(model, TransformerConfig):
+        return f"expected a Transformer, found a model of kind {model.kind}"
     if layout.n_processes != layout.data:
         return "expected processes that hold the whole model; set only parallel.data"
     if training.recompute:

@@ -19,7 +19,6 @@ from transom.config.parallel import ParallelConfig
 from transom.config.plugins import PluginRecord, plugins_of
 from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.config.schema import Schema
-from transom.config.training import TrainingConfig
 from transom.data.reports.report import DataReport
 from transom.data.text.text_io import expand_path
 from transom.errors import CheckpointError, ConfigError
@@ -125,10 +124,7 @@ def build_training_setup(
     _check_model(recipe, device)
     notify("measuring the machine")
     peak, model = measure_peak(device), build_model(recipe.model).to(device)
-    compiles = choose_compilation(
-        recipe.training, recipe.parallel, device, lambda: _forecast(recipe.training, task, peak.flops[precision.dtype])
-    )
-    recipe = recipe.with_fields("training", compile="on" if compiles else "off")
+    recipe, compile_notes = _choose_compilation(recipe, task, device, peak.flops[precision.dtype])
     origin = recipe.training.init_from
     init = init_from(model, Path(origin)) if origin is not None and not folder.checkpoints.steps() else None
     eval_model = copy.deepcopy(model).eval()
@@ -152,22 +148,21 @@ def build_training_setup(
         processes=processes,
         peak=peak.flops[precision.dtype],
         memory_before=memory_before,
-        notes=(
-            *([init.note] if init else []),
-            *shape_notes,
-            *fit_notes,
-            *warmup_notes(recipe.training),
-            *_trainable_notes(recipe, model),
-            *([COMPILED] if compiles else []),
-        ),
+        notes=(*([init.note] if init else []), *shape_notes, *fit_notes, *compile_notes, *_model_notes(recipe, model)),
         facts=_facts(recipe, task.report, precision, threads, processes, peak),
     )
 
 
-def _forecast(training: TrainingConfig, task: Task, peak: float) -> float:
-    """Return about how many seconds the steps of a run will take on a GPU, whose steps are all as large as the first one."""
-    flops = sum(map(task.flops, next(task.loader.batches_from(0))[1]))
-    return min(training.max_steps * flops / (EAGER_UTILIZATION * peak), 60 * (training.max_minutes or math.inf))
+def _choose_compilation(recipe: Recipe, task: Task, device: torch.device, peak: float) -> tuple[Recipe, list[str]]:
+    """Return the recipe with the choice of ``training.compile``, and a note if passes are compiled; ``peak`` is in FLOP/s."""
+
+    def forecast() -> float:  # as if all steps were as large as the first one
+        flops = sum(map(task.flops, next(task.loader.batches_from(0))[1]))
+        seconds = recipe.training.max_steps * flops / (EAGER_UTILIZATION * peak)
+        return min(seconds, 60 * (recipe.training.max_minutes or math.inf))
+
+    chosen = choose_compilation(recipe.model, recipe.training, recipe.parallel, device, forecast)
+    return recipe.with_fields("training", compile="on" if chosen else "off"), [COMPILED] if chosen else []
 
 
 def _add_adapter(recipe: Recipe, model: Network, init: WeightInit | None, folder: RunFolder) -> None:
@@ -211,15 +206,16 @@ def _facts(
     }
 
 
-def _trainable_notes(recipe: Recipe, model: Network) -> list[str]:
-    """Return one note on the number of trainable parameters if the recipe sets an adapter; otherwise an empty list."""
+def _model_notes(recipe: Recipe, model: Network) -> list[str]:
+    """Return notes on the warmup and, if the recipe sets an adapter, on the number of trainable parameters."""
     if (adapter := recipe.training.adapter) is None:
-        return []
+        return warmup_notes(recipe.training)
     trainable, total = sum(p.numel() for p in model.parameters() if p.requires_grad), count_parameters(recipe.model).total
     return [
+        *warmup_notes(recipe.training),
         f"{adapter.kind} of rank {adapter.rank} on {', '.join(adapter.target_modules)}: {trainable:,} parameters are trained,"
         f" {trainable / total:.2%} of the model's"
-        f" {total:,} parameters; the others are frozen"
+        f" {total:,} parameters; the others are frozen",
     ]
 
 
