@@ -40,7 +40,7 @@ def losses(name: str, compiled: bool, **options: Any) -> list[float]:
     torch.manual_seed(1)
     model = build_model(TypeAdapter(AnyModel).validate_python(MODELS[name])).train()
     if compiled:
-        compile_training_passes(model, backend="aot_eager", **options)
+        compile_training_passes(model, backend="eager", **options)
     step = TrainStep(model, build_optimizer(model, SGD, torch.float32), TRAINING, torch.float32, CrossEntropy(0.1))
     found = []
     for rows, longest in (([0, 1, 2], 9), ([3, 4], 6), ([5, 0, 2], 8)):
@@ -120,7 +120,7 @@ def test_recurrent_networks_are_not_compiled() -> None:
 @pytest.mark.compile
 @pytest.mark.filterwarnings(TRACER, INDUCTOR)
 def test_a_run_keeps_the_choice_and_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_state, "compile_training_passes", partial(compile_training_passes, backend="aot_eager"))
+    monkeypatch.setattr(rank_state, "compile_training_passes", partial(compile_training_passes, backend="eager"))
     eager = sit(tmp_path / "eager", max_steps=6)
     sit(tmp_path / "compiled", max_steps=3, compile="on")
     compiled = sit(tmp_path / "compiled", max_steps=6)

@@ -288,6 +288,8 @@ def _resume_recipe(recipe: Recipe, folder: RunFolder, user_overrides: UserOverri
             f"{folder.path}: expected task = {original.task!r} as in the resumed run, found {recipe.task!r}; give another --out"
         )
     chosen: dict[str, str | None] = {"precision": original.training.precision} if recipe.training.precision == "auto" else {}
+    if recipe.training.compile == "auto":  # a run from before the field has never been compiled
+        chosen["compile"] = "on" if original.training.compile == "on" else "off"
     if "dropout_rng" not in recipe.training.model_fields_set:
         chosen["dropout_rng"] = original.training.dropout_rng
     if recipe.training.init_from is None:
