@@ -330,7 +330,7 @@ def family_tables(family: Family, rounds: int, threads: int, compiled: bool, pea
     for each in tables.get("training", []):
         workload = "training", each["mode"]
         with Worker(*systems[each["system"]], threads=threads, only=workload) as worker:
-            each["step_memory_mib"] = round(worker.measure_memory(workload) / 2**20)
+            each["step_memory_MiB"] = round(worker.measure_memory(workload) / 2**20)
     return {name: print_table(f"{family.name}: {name}", with_ratios(rows)) for name, rows in tables.items()}
 
 

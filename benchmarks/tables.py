@@ -15,7 +15,9 @@ EXPECTATIONS = FOLDER / "results" / "expectations.json"
 TRANSLATION, LAYOUTS, PATTERNS, COMPONENTS = (
     FOLDER / "results" / f"{name}.json" for name in ("translation", "layouts", "patterns", "components")
 )
-FAMILIES, BUDGETS = (sorted((FOLDER / "results").glob(f"{name}-*.json")) for name in ("families", "step_budget"))
+OTHER_TRANSLATIONS, FAMILIES, BUDGETS = (
+    sorted((FOLDER / "results").glob(f"{name}-*.json")) for name in ("translation", "families", "step_budget")
+)
 """Results of one benchmark on different kinds of processors, such as families-avx512.json."""
 
 MULTI30K = {language: FOLDER / "results" / f"multi30k-{language}.json" for language in ("de", "fr")}
@@ -23,8 +25,8 @@ BEGIN, END = "<!-- results: written by python -m benchmarks.tables -->\n", "<!--
 NO_RESULTS = "No results yet.\n"
 
 
-def translation_tables(result: dict[str, Any]) -> str:
-    """Return the environment and tables of the translation benchmark as Markdown."""
+def translation_tables(result: dict[str, Any], on_other: bool = False) -> str:
+    """Return the environment and tables of the translation benchmark as Markdown, as of another processor with ``on_other``."""
     facts = result["facts"]
     peak = ", ".join(f"{name} {rate:,} GFLOP/s" for name, rate in facts["matmul_gflops"].items())
     parts = [
@@ -32,8 +34,10 @@ def translation_tables(result: dict[str, Any]) -> str:
         f" {facts['load_before']} before the run; {', '.join(f'{name} {version}' for name, version in facts['versions'].items())};"
         f" `{facts['command']}`. Measured peak: {peak}; memory bandwidth (read) {facts['read_gbytes']} GB/s.\n"
     ]
-    parts += [f"### {title}\n\n{_markdown_table(rows)}" for title, rows in _tables(result)]
-    return "\n".join(parts)
+    level = "####" if on_other else "###"
+    parts += [f"{level} {title}\n\n{_markdown_table(rows)}" for title, rows in _tables(result)]
+    head = [f"### The same on another processor: {facts['processor'].split(': ')[1]}\n"] if on_other else []
+    return "\n".join([*head, *parts])
 
 
 SUMMARY = {
@@ -297,6 +301,7 @@ def render_results() -> str:
     """Return the results section of benchmarks/README.md."""
     sections: list[tuple[Path, Callable[[Any], str]]] = [
         (TRANSLATION, translation_tables),
+        *((path, partial(translation_tables, on_other=True)) for path in OTHER_TRANSLATIONS),
         *((path, partial(multi30k_table, language)) for language, path in MULTI30K.items()),
         *((path, family_tables) for path in FAMILIES),
         *((path, budget_tables) for path in BUDGETS),
