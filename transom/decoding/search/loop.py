@@ -175,10 +175,8 @@ def search_steps(model: StepModel[MemoryT, CacheT], request: SearchRequest) -> G
 def log_probabilities(logits: Float[Tensor, "*axes vocab"], in_place: bool = False) -> Float[Tensor, "*axes vocab"]:
     """Return the log-softmax of logits, in at least float32; ``in_place`` overwrites them, which halves the memory traffic."""
     if logits.dtype.itemsize >= torch.float32.itemsize:
-        if not in_place:
-            return logits.log_softmax(-1)
-        with torch.inference_mode():  # the search is in this mode, unless its shapes are checked
-            return torch.log_softmax(logits, -1, out=logits)
+        can_overwrite = in_place and torch.is_inference_mode_enabled()  # a search is in this mode, unless its shapes are checked
+        return torch.log_softmax(logits, -1, out=logits) if can_overwrite else logits.log_softmax(-1)
     logits_fp32 = logits.float()
     return torch.log_softmax(logits_fp32, -1, out=logits_fp32)
 
