@@ -335,7 +335,7 @@ def test_without_memory_for_a_copy_of_the_weights_the_model_decodes(monkeypatch:
     model = language_model(LANGUAGE_VARIANTS[0]).float()
     needed = sum(p.nbytes for p in model.decoder.parameters()) + model.unembedding.weight.nbytes
     for free, decodes in ((2 * needed, True), (2 * needed - 2, False)):
-        monkeypatch.setattr(decoder_backend, "available_memory", lambda free=free: free)
+        monkeypatch.setattr(decoder_backend, "free_memory", lambda free=free: free)
         assert isinstance(build_decoder_backend(model), NativeLanguageModel) == decodes
     assert isinstance(build_decoder_backend(model, int8=True), NativeLanguageModel), "asked for by name"
 

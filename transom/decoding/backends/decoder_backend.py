@@ -34,7 +34,7 @@ from transom.models.decoder import DecoderOnlyTransformer
 from transom.models.encoder import EncoderOnlyTransformer
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.models.vision import VisionTransformer
-from transom.planning.memory import available_memory
+from transom.planning.memory import free_memory
 
 FUSABLE_MODULES = {
     *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Attention, FeedForward, Norm, LayerNorm, Dropout),
@@ -66,7 +66,7 @@ def build_decoder_backend(model: Network, dtype: torch.dtype | None = None, int8
         model = copy.deepcopy(model).to(dtype).eval()
     weight_type = "int8" if int8 else _WEIGHT_TYPES.get(model.unembedding.weight.dtype)
     reason = unsupported_reason(model) if weight_type is not None else None  # the first call compiles the library
-    if not int8 and reason is None and not _has_memory_for_copy(model):
+    if not int8 and weight_type is not None and reason is None and not _has_memory_for_copy(model):
         reason = "a packed copy of its weights would take more than half of the free memory"
         _log.info("the native decoder is not used: %s", reason)
     library = decoder_step_library()[0] if weight_type is not None and reason is None else None
@@ -84,7 +84,7 @@ def build_decoder_backend(model: Network, dtype: torch.dtype | None = None, int8
 
 def _has_memory_for_copy(model: Network) -> bool:
     decoder = model.get_submodule("decoder") if hasattr(model, "decoder") else model
-    return sum(p.nbytes for p in decoder.parameters()) + model.unembedding.weight.nbytes <= available_memory() / 2
+    return sum(p.nbytes for p in decoder.parameters()) + model.unembedding.weight.nbytes <= free_memory() / 2
 
 
 def build_encoder_backend(model: ModelT, int8: bool = False) -> ModelT:
