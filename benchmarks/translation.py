@@ -69,11 +69,10 @@ def training_table(shape: Shape, rounds: int | None, peak: PeakRates, threads: i
     rows = []
     for (system, mode), quartiles in quartiles_of.items():
         rate = shape.training_flops / quartiles.median
-        dtype = torch.float32 if mode.startswith("fp32") else torch.bfloat16
         rows.append(
             row(system, mode, shape.training_tokens, quartiles)
             | {
-                "matmul_utilization": round(rate / peak.flops[dtype], 3),
+                "matmul_utilization": round(rate / peak_flops(peak, mode), 3),
                 "bandwidth_utilization": round(shape.training_bytes / quartiles.median / peak.bandwidth, 3),
                 "first_loss": round(first[system, mode], 3),
             }

@@ -1,6 +1,5 @@
 """Run each system in its own process, idle between its turns, because the thread pools of two systems in one process compete for cores."""
 
-import ctypes
 import gc
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any, Self
 
 import torch
 
-from transom.planning.freed_memory import keep_freed_memory
+from transom.planning.freed_memory import keep_freed_memory, trim_malloc
 from transom.planning.memory import peak_memory, reset_peak_memory, used_memory
 
 _CPU = torch.device("cpu")
@@ -98,7 +97,7 @@ def _serve(pipe: Connection, module: str, function: str, arguments: tuple[Any, .
 def _measure_memory(workload: Callable[[], object]) -> int:
     workload()  # imports, compiles, allocates the state of the optimizer
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
+    trim_malloc()
     before = used_memory(_CPU)
     reset_peak_memory(_CPU)
     workload()

@@ -90,6 +90,27 @@ def test_8_bits_are_near(kind: dict[str, Any], fields: dict[str, Any]) -> None:
         assert 1e-3 < (found - expected).norm() / expected.norm() < 0.1
 
 
+@needs_library
+@pytest.mark.kernels
+@torch.inference_mode()
+def test_8_bits_of_a_text_are_the_same_beside_others_and_by_any_number_of_threads() -> None:
+    reader = build_encoder_backend(made(KINDS[1]).float(), int8=True)
+    texts = [[2, *(3 + (i * j) % 37 for j in range(1, 16))] for i in range(1, 41)]  # 640 tokens: several chunks per thread
+    before, found = torch.get_num_threads(), {}
+    try:
+        for n_threads in (1, 2, 3):
+            torch.set_num_threads(n_threads)
+            for first, last in ((0, 40), (7, 8)):
+                batch = LabeledTextBatch(
+                    PaddedSequences.pad(texts[first:last]), torch.zeros(last - first).long(), tuple(range(last - first))
+                )
+                found[n_threads, first] = reader(batch)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[2, 0], found[1, 0]) and torch.equal(found[3, 0], found[1, 0])
+    assert torch.allclose(found[3, 7], found[1, 0][7:8], rtol=0, atol=1e-5), "attention is PyTorch's, and rounds otherwise"
+
+
 @pytest.mark.parametrize("fields", [{"norm": {"kind": "rmsnorm"}}, {"position": {"kind": "rotary"}}])
 def test_8_bits_of_what_cannot_be_fused_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="'int8' requires fused encoder blocks, but they do not support some component of this model"):

@@ -61,7 +61,7 @@ int steps(int kind, int threads, int sources, int beams, int longest, bool paddi
     std::vector<float> x(size_t(rows) * d_model, 0.5f), logits(size_t(rows) * vocab);
     State state{rows, 0, rows, max_length, longest, of.data(), lengths.data(), slots.data(), tokens.data(), memory.data(),
                 int64_t(sources) * longest * width, x.data(), logits.data()};
-    void* workspace = transom_create_workspace(threads);
+    void* workspace = transom_create_workspace(threads, 3);
     if (!workspace) return 1;
     int failed = 0;
     for (int i = 0; i < max_length; i++) failed |= transom_step(&decoder, &state, workspace);

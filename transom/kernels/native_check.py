@@ -6,11 +6,11 @@ This script does not import transom, so that it starts fast. A library that cras
 import ctypes
 import sys
 
-INNER, OUTER, ROWS = 64, 16, 3
+INNER, OUTER, ROWS = 64, 48, 30
 
 
 class LinearStruct(ctypes.Structure):
-    """Mirrors ``LinearStruct`` in ``products.h``."""
+    """Mirrors ``Linear`` in ``products.h``."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weight", "scale", "bias")),
@@ -52,7 +52,7 @@ def check_step(library: ctypes.CDLL) -> int:
             return 3
         if any(abs(found - wanted) > 1e-3 for found, wanted in zip(y, expected, strict=True)):
             sys.exit(f"error: wrong product of kind {kind}")
-    workspace = library.transom_create_workspace(2)
+    workspace = library.transom_create_workspace(2, 2)
     if not workspace:
         return 5
     library.transom_free_workspace(ctypes.c_void_p(workspace))

@@ -4,7 +4,7 @@ import ctypes
 
 
 class LinearStruct(ctypes.Structure):
-    """A linear map with tiled weights; mirrors ``LinearStruct`` in ``products.h``."""
+    """A linear map with tiled weights; mirrors ``Linear`` in ``products.h``."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weight", "scale", "bias")),
@@ -23,7 +23,7 @@ _LINEARS = ("qkv", "o", "q", "cross_o", "gate", "up", "down")
 
 
 class BlockStruct(ctypes.Structure):
-    """Norms and linear maps of a decoder block."""
+    """Norms and linear maps of a block."""
 
     _fields_ = [(name, NormStruct) for name in _NORMS] + [(name, LinearStruct) for name in _LINEARS]
 
@@ -64,5 +64,5 @@ class StateStruct(ctypes.Structure):
 def raise_for_status(status: int) -> None:
     """Raise an exception if a function of ``step.cpp`` returned a nonzero status: MemoryError, IndexError or RuntimeError."""
     if status:
-        kind = {1: MemoryError, 2: IndexError}.get(status, RuntimeError)
-        raise kind(f"the native step failed: {({1: 'out of memory', 2: 'out of bounds'}).get(status, 'unknown error')} (status {status})")
+        kind, what = {1: (MemoryError, "out of memory"), 2: (IndexError, "out of bounds")}.get(status, (RuntimeError, "unknown error"))
+        raise kind(f"the native library failed: {what} (status {status})")

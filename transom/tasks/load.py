@@ -48,8 +48,8 @@ def load(
     Args:
         folder: the run folder, which is ``out`` of ``transom.train`` and ``--out`` of ``transom train``.
         precision: dtype of the matrix products. "auto" chooses the dtype that this machine multiplies fastest according to its instruction
-            set. The dtype of the training run is ignored, because this machine may only emulate it. With "int8", decoding steps and
-            encoder blocks use 8-bit weights, and all other matrix products use the dtype of "auto".
+            set. The dtype of the training run is ignored, because this machine may only emulate it. With "int8", decoding steps and,
+            where they can be fused, encoder blocks use 8-bit weights; all other matrix products use the dtype of "auto".
         plugins: files and modules to import first, which are the plugins that the run was trained with.
         kind: expected class of the predictor, such as ``transom.Translator``. A predictor of another class is an error. Type
             checkers and editors infer the class of the result from ``kind``.

@@ -1,4 +1,4 @@
-"""Decide whether ``torch.compile`` pays for a run, and compile the training passes of its model."""
+"""Decide whether a run is compiled by ``torch.compile``, and compile the training passes of its model."""
 
 import os
 import shutil
@@ -21,6 +21,9 @@ from transom.models.base import Network
 MIN_SECONDS = 600.0
 """Forecast duration from which a run is compiled on a GPU: compilation takes about a minute and saves 7% to 25% (benchmarks/README.md)."""
 
+MIN_CAPABILITY = (7, 0)
+"""Minimum compute capability of GPUs for which Triton compiles."""
+
 EAGER_UTILIZATION = 0.25
 """Fraction of a GPU's measured peak rate that eager training reaches, about (benchmarks/README.md), for the forecast."""
 
@@ -28,7 +31,7 @@ EAGER_UTILIZATION = 0.25
 def choose_compilation(
     model: ModelConfig, training: TrainingConfig, layout: ParallelConfig, device: torch.device, forecast: Callable[[], float]
 ) -> bool:
-    """Return whether to compile the training passes: as ``training.compile`` says, or for "auto" whether it pays.
+    """Return whether to compile the training passes: as ``training.compile`` says, or for "auto" whether the run is long enough.
 
     Args:
         model: the recipe's model.
@@ -40,7 +43,7 @@ def choose_compilation(
     Raises:
         ConfigError: compilation is requested, and this run or this machine cannot compile.
     """
-    problem = _problem(model, training, layout, device)
+    problem = compilation_problem(model, training, layout, device)
     if training.compile == "on" and problem is not None:
         raise ConfigError(f"training.compile = 'on': {problem}, or set training.compile to 'off'")
     if training.compile != "auto":
@@ -49,7 +52,7 @@ def choose_compilation(
     return problem is None and one_gpu and forecast() > MIN_SECONDS
 
 
-def _problem(model: ModelConfig, training: TrainingConfig, layout: ParallelConfig, device: torch.device) -> str | None:
+def compilation_problem(model: ModelConfig, training: TrainingConfig, layout: ParallelConfig, device: torch.device) -> str | None:
     """Return why the training passes cannot be compiled, and what to change; None if they can."""
     if not isinstance(model, TransformerConfig):
         return f"expected a Transformer, found a model of kind {model.kind}"
@@ -57,17 +60,21 @@ def _problem(model: ModelConfig, training: TrainingConfig, layout: ParallelConfi
         return "expected processes that hold the whole model; set only parallel.data"
     if training.recompute:
         return "expected training.activation_checkpointing = 'none', found 'blocks'; change one of them"
-    if device.type == "cuda":
-        return None if find_spec("triton") is not None else "expected Triton for this GPU, found none; install it"
-    found = shutil.which(os.environ.get("CXX", "").strip() or "c++") or shutil.which("g++") or shutil.which("clang++")
-    return None if found else "expected a C++ compiler, found none; install g++ or clang++"
+    if device.type == "cuda" and find_spec("triton") is None:
+        return "expected Triton for this GPU, found none; install it"
+    if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < MIN_CAPABILITY:
+        return f"expected a GPU of compute capability {MIN_CAPABILITY}, for which Triton compiles, found {found}"
+    variable, programs = ("CC", ("cc", "gcc", "clang")) if device.type == "cuda" else ("CXX", ("c++", "g++", "clang++"))
+    if any(shutil.which(program) for program in (os.environ.get(variable, ""), *programs) if program):
+        return None
+    return f"expected a compiler, found none of {', '.join(programs)}; install one"
 
 
 def compile_training_passes(model: Network, **options: Any) -> None:
     """Let the forward and backward passes of a model's training steps be compiled, in place; passes with an observer are not.
 
     The keys of dropout masks change with each step. They are therefore an input of the compiled graph: as a context variable, which a graph
-    cannot read, they would divide it at each dropout. PyTorch caches what it compiles, so that a resumed run compiles faster.
+    cannot read, they would be a graph break at each dropout. PyTorch caches the kernels that it compiles for the next process.
 
     Args:
         model: the model, in the layout of the run.

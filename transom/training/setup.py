@@ -25,6 +25,7 @@ from transom.errors import CheckpointError, ConfigError
 from transom.files.regular_files import resolve_path
 from transom.models.base import Network
 from transom.models.build import build_model
+from transom.parallel.processes.collectives import SINGLE_PROCESS
 from transom.parallel.processes.torchrun import torchrun_rank
 from transom.planning.adapters import count_adapter_parameters
 from transom.planning.data_fit import describe_fit, keep_fitted_fields
@@ -34,9 +35,10 @@ from transom.planning.layout import check_layout
 from transom.planning.memory import check_fits_in_memory, used_memory
 from transom.planning.parameters import count_parameters, position_table_error
 from transom.planning.precision import Precision, ProcessPlan, ThreadPlan, choose_precision, choose_threads, plan_processes, rank_device
-from transom.training.compilation import EAGER_UTILIZATION, choose_compilation
+from transom.training.compilation import EAGER_UTILIZATION, choose_compilation, compilation_problem
 from transom.training.finetune import WeightInit, inherit_model_shape, init_from, load_base_and_adapt, merge_model_fields, save_base_weights
 from transom.training.lr_schedule import warmup_notes
+from transom.training.objectives.auxiliary import auxiliary_objectives
 from transom.training.out_of_memory import release_memory
 from transom.training.task_protocol import BuildTask, Task, TaskContext
 
@@ -124,7 +126,7 @@ def build_training_setup(
     _check_model(recipe, device)
     notify("measuring the machine")
     peak, model = measure_peak(device), build_model(recipe.model).to(device)
-    recipe, compile_notes = _choose_compilation(recipe, task, device, peak.flops[precision.dtype])
+    recipe, compile_notes = _choose_compilation(recipe, task, model, device, peak.flops[precision.dtype])
     origin = recipe.training.init_from
     init = init_from(model, Path(origin)) if origin is not None and not folder.checkpoints.steps() else None
     eval_model = copy.deepcopy(model).eval()
@@ -153,7 +155,7 @@ def build_training_setup(
     )
 
 
-def _choose_compilation(recipe: Recipe, task: Task, device: torch.device, peak: float) -> tuple[Recipe, list[str]]:
+def _choose_compilation(recipe: Recipe, task: Task, model: Network, device: torch.device, peak: float) -> tuple[Recipe, list[str]]:
     """Return the recipe with the choice of ``training.compile``, and a note if passes are compiled; ``peak`` is in FLOP/s."""
 
     def forecast() -> float:  # as if all steps were as large as the first one
@@ -162,6 +164,11 @@ def _choose_compilation(recipe: Recipe, task: Task, device: torch.device, peak: 
         return min(seconds, 60 * (recipe.training.max_minutes or math.inf))
 
     chosen = choose_compilation(recipe.model, recipe.training, recipe.parallel, device, forecast)
+    observed = [*task.objective(model).sites, *(site for each in auxiliary_objectives(model, SINGLE_PROCESS) for site in each.sites)]
+    if observed and recipe.training.compile == "on":
+        expected = f"expected a loss of the logits alone, found one that reads {observed[0]}"
+        raise ConfigError(f"training.compile = 'on': {expected}; set training.compile to 'off'")
+    chosen &= not observed
     return recipe.with_fields("training", compile="on" if chosen else "off"), [COMPILED] if chosen else []
 
 
@@ -289,7 +296,8 @@ def _resume_recipe(recipe: Recipe, folder: RunFolder, user_overrides: UserOverri
         )
     chosen: dict[str, str | None] = {"precision": original.training.precision} if recipe.training.precision == "auto" else {}
     if recipe.training.compile == "auto":  # a run from before the field has never been compiled
-        chosen["compile"] = "on" if original.training.compile == "on" else "off"
+        problem = compilation_problem(recipe.model, recipe.training, recipe.parallel, rank_device())
+        chosen["compile"] = "on" if original.training.compile == "on" and problem is None else "off"
     if "dropout_rng" not in recipe.training.model_fields_set:
         chosen["dropout_rng"] = original.training.dropout_rng
     if recipe.training.init_from is None:

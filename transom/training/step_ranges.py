@@ -90,13 +90,17 @@ def step_ranges(train_step: TrainStep) -> Iterator[None]:
     methods: list[tuple[Any, str, str]] = [(train_step, method, part) for method, part in PARTS.items()]
     recurrent = any(isinstance(module, RecurrentStack) for module in train_step.model.modules())  # some layers have no forward hooks
     methods.append((train_step.model, "logit_factors", _COMPONENT + (RECURRENT if recurrent else OTHER)))
+    before = [(vars(owner), method, vars(owner).get(method)) for owner, method, _ in methods]
     for owner, method, name in methods:
         vars(owner)[method] = _within(getattr(owner, method), name)
     try:
         yield
     finally:
-        for owner, method, _ in methods:
-            del vars(owner)[method]
+        for attributes, method, own in before:
+            if own is None:
+                del attributes[method]
+            else:  # compiled passes
+                attributes[method] = own
         for handle in handles:
             handle.remove()
 

@@ -274,6 +274,7 @@ class TrainStep:
     def _begin_recomputation(self, micro_batches: Sequence[Batch], n_target_tokens: float) -> Recomputation | None:
         """Compute the gradients of another rank's part of the batch, if this step is one of those in which that is due."""
         deterministic = self.device.type == "cpu" or (torch.are_deterministic_algorithms_enabled() and self.training.dropout_rng == "keyed")
+        deterministic &= self.training.compile != "on"  # graphs of ranks may be specialized to other shapes
         checks = self.fault_checks
         if checks is None or not deterministic or self.auxiliary or self.need_equal_passes or not checks.is_recomputation_due(self.n_steps):
             return None

@@ -74,7 +74,10 @@ def build_decoder_backend(model: Network, dtype: torch.dtype | None = None, int8
         if isinstance(model, DecoderOnlyTransformer):
             return NativeLanguageModel(library, model, weight_type)
         if isinstance(model, Seq2SeqTransformer):
-            encode = FusedEncoder(model, library if int8 else None) if _can_fuse(model, model.config) else model.encode
+            can_fuse = _can_fuse(model, model.config)
+            if int8 and not can_fuse:
+                _log.info("the encoder is not in int8: its blocks cannot be fused")
+            encode = FusedEncoder(model, library if int8 else None) if can_fuse else model.encode
             return NativeSeq2Seq(library, model, weight_type, encode)
     if int8:
         raise ConfigError(f"precision = 'int8' requires the native decoder, but {reason}; set precision to 'auto'")
@@ -83,8 +86,7 @@ def build_decoder_backend(model: Network, dtype: torch.dtype | None = None, int8
 
 
 def _has_memory_for_copy(model: Network) -> bool:
-    decoder = model.get_submodule("decoder") if hasattr(model, "decoder") else model
-    return sum(p.nbytes for p in decoder.parameters()) + model.unembedding.weight.nbytes <= free_memory() / 2
+    return sum(p.nbytes for p in model.get_submodule("decoder").parameters()) + model.unembedding.weight.nbytes <= free_memory() / 2
 
 
 def build_encoder_backend(model: ModelT, int8: bool = False) -> ModelT:

@@ -1,5 +1,6 @@
 """Blocks packed for the native library: their norms and linear maps, and encoder stacks in int8 (``kernels/native/encoder.h``)."""
 
+import copy
 import ctypes
 from typing import Any
 
@@ -95,14 +96,15 @@ class Int8Stack:
         attention = stack.blocks[0].attn
         assert isinstance(attention, Attention)
         self._n_heads, self._widths = attention.n_heads, [attention.d_head, attention.d_head, attention.d_value]
-        self._norm = stack.norm
+        self._norm = copy.deepcopy(stack.norm)
 
     def read(self, x: Float[Tensor, "rows query d_model"], bias: Tensor | None) -> Float[Tensor, "rows query d_model"]:
         """Process whole sequences; ``bias`` is added to the attention scores of every block."""
         residual = x.float().clone(memory_format=torch.contiguous_format)
         qkv = residual.new_empty(*x.shape[:2], self._n_heads * sum(self._widths))  # of one block after another
+        bias = None if bias is None else bias.float()
         for block in self._blocks:
-            self._update(block, residual, qkv, None if bias is None else bias.float())
+            self._update(block, residual, qkv, bias)
         y = residual.to(x.dtype)
         return y if self._norm is None else self._norm(y)
 

@@ -132,9 +132,9 @@ class NativeCache:
         self.state.memory_stride = self._memory.stride(0)
         self.state.lengths, self.state.tokens = pointer(self._lengths), self._tokens.data_ptr()
         self.dtype, self.shapes = read.dtype, (n_blocks, n_heads * width, memory.shape[0], memory.shape[2] * memory.shape[4])
-        self.workspace = library.transom_create_workspace(min(torch.get_num_threads(), MAX_THREADS))
+        self.workspace = library.transom_create_workspace(torch.get_num_threads(), MAX_THREADS)
         if self.workspace is None:
-            raise MemoryError("expected memory and threads for a step of the native decoder, found too little")
+            raise MemoryError("expected memory for a step of the native decoder, found too little")
         weakref.finalize(self, library.transom_free_workspace, self.workspace)
         self._update_pointers()
 

@@ -133,7 +133,7 @@ class StepModel(Protocol[MemoryT, CacheT]):
         ...
 
     def step(self, tokens: Int[Tensor, "rows new"], cache: CacheT) -> Float[Tensor, "rows new vocab"]:
-        """Append tokens to each row of the cache; return the logits of the token after each of ``tokens``."""
+        """Append tokens to each row of the cache; return the logits of the token after each of ``tokens``, which the search overwrites."""
         ...
 
 

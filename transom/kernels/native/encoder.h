@@ -125,7 +125,8 @@ void finish_rows(const Block& block, const float* z, int rows, int d_model, floa
 // Call work(kind, buffers, first row, number of rows) for each chunk of rows.
 template <typename Work>
 int encoder_rows(Kind kind, const Block& block, int rows, int d_model, int threads, const Work& work) {
-    const int chunk = std::min(ENCODER_ROWS, (rows + threads - 1) / threads);
+    const int turns = (rows + threads * ENCODER_ROWS - 1) / (threads * ENCODER_ROWS), n_chunks = threads * turns;  // as many for each thread
+    const int chunk = (rows + n_chunks - 1) / n_chunks;
     std::atomic<int> status{DONE};
     for_each_chunk((rows + chunk - 1) / chunk, threads, [&](int64_t i) {
         const int from = int(i) * chunk, here = std::min(chunk, rows - from);

@@ -34,8 +34,8 @@ namespace {
 constexpr int LANES = 16;  // floats per vector, rows and columns of a tile
 constexpr int TILE = 1024; // bytes per tile
 
-enum Kind : int { BFLOAT16 = 0, INT8 = 1, FLOAT32 = 2 };  // codes as in native_decoder.py
-enum Activation : int { NONE = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4, SIGMOID = 5, SQUARED_RELU = 6 };  // codes as in native_decoder.py
+enum Kind : int { BFLOAT16 = 0, INT8 = 1, FLOAT32 = 2 };  // codes as in packed_linear.py
+enum Activation : int { NONE = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4, SIGMOID = 5, SQUARED_RELU = 6 };  // codes as in packed_linear.py
 
 inline int up_to(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 inline int bytes_of(Kind kind) { return kind == INT8 ? 1 : kind == BFLOAT16 ? 2 : 4; }
@@ -106,14 +106,9 @@ inline __m512 sigmoid(__m512 x) {
     return _mm512_div_ps(one, _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), x))));
 }
 
-inline __m512 reciprocal(__m512 x) {  // of 1 <= x < 2^126: one step of Newton's method from 14 bits, half the time of a division
-    const __m512 y = _mm512_rcp14_ps(x);
-    return _mm512_fmadd_ps(_mm512_fnmadd_ps(x, y, _mm512_set1_ps(1.0f)), y, y);
-}
-
 inline __m512 normal_distribution(__m512 x) {  // P(X <= x), with the error function of Abramowitz & Stegun 7.1.26; error at most 1e-7
-    const __m512 one = _mm512_set1_ps(1.0f), size = _mm512_min_ps(_mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(0.707106781f)), _mm512_set1_ps(100.0f));
-    const __m512 t = reciprocal(_mm512_fmadd_ps(size, _mm512_set1_ps(0.3275911f), one));
+    const __m512 one = _mm512_set1_ps(1.0f), size = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(0.707106781f));
+    const __m512 t = _mm512_div_ps(one, _mm512_fmadd_ps(size, _mm512_set1_ps(0.3275911f), one));
     const __m512 p = polynomial(t, {1.061405429f, -1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f, 0.0f});
     const __m512 tail = _mm512_mul_ps(_mm512_set1_ps(0.5f), _mm512_mul_ps(p, exponential(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(size, size)))));
     return _mm512_mask_sub_ps(tail, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GE_OQ), one, tail);
@@ -306,10 +301,7 @@ void multiply_rows(const uint8_t* a, int stride, const uint8_t* b, size_t block_
     __m512 sum[M][N] = {};  // in int8: the bits of int32 sums
     for (const uint8_t* const end = b + block_bytes; b < end; a += 4, b += 64) {
         __m512i w[M];
-        for (int block = 0; block < M; block++) {
-            _mm_prefetch((const char*)b + block * block_bytes + 8 * TILE, _MM_HINT_T0);
-            w[block] = _mm512_loadu_si512(b + block * block_bytes);
-        }
+        for (int block = 0; block < M; block++) w[block] = _mm512_loadu_si512(b + block * block_bytes);
         for (int row = 0; row < N; row++) {
             int32_t x;
             std::memcpy(&x, a + size_t(row) * stride, 4);

@@ -1,7 +1,7 @@
-// One decoding step, all blocks in one call; equivalent to the PyTorch operations of the model.
+// One decoding step, all blocks in one call; equivalent to the PyTorch operations of the model. Exports the blocks of encoders too (encoder.h).
 //
 // A step of few rows reads every weight once and computes little with it, so memory traffic and operation calls dominate its time. Here weights
-// are stored in the layout of the CPU's matrix units (bfloat16, or int8 with one scale per output), activations stay in float32 in the
+// are stored in the layout of the CPU's matrix units (float32, bfloat16, or int8 with one scale per output), activations stay in float32 in the
 // nearest caches, nothing is copied when beams are reordered, and threads synchronize only after a product.
 //
 // Requires AVX-512 with VNNI; products use AMX if available. Compiled by native_build.py on the machine that runs it.
@@ -271,7 +271,7 @@ class StepThread {
 };
 
 struct Workspace {
-    explicit Workspace(int threads) : team(threads), own(threads) {}
+    Workspace(int threads, int most) : team(threads, most), own(std::min(threads, most)) {}
     Team team;
     std::vector<ThreadBuffers> own;
     SharedBuffers shared;
@@ -385,9 +385,9 @@ int transom_encoder_finish(int kind, const Block* block, const float* z, float* 
 }
 
 // Create the workspace of a cache; null if memory cannot be allocated.
-void* transom_create_workspace(int threads) {
+void* transom_create_workspace(int threads, int most) {
     Workspace* workspace = nullptr;
-    guarded([&] { return workspace = new Workspace(threads), DONE; });
+    guarded([&] { return workspace = new Workspace(threads, most), DONE; });
     return workspace;
 }
 

@@ -19,7 +19,8 @@ namespace {
 // one thread and the next one with all threads; the following runs use the faster setting.
 class Team {
    public:
-    explicit Team(int size) : full_(size) {}
+    // At most ``most`` of ``threads`` threads work.
+    Team(int threads, int most) : threads_(threads), full_(std::min(threads, most)) {}
 
     // Call work(thread's index, number of threads) on every thread.
     template <typename Work>
@@ -28,7 +29,7 @@ class Team {
         const int turn = full_ == 1 ? -1 : n_runs_++ % TRIAL;
         const int size = turn == 0 || (turn > 1 && alone_ < together_) || turn < 0 ? 1 : full_;
         const auto start = clock::now();
-        run_on_threads(size, work);
+        run_on_threads(threads_, size, work);
         if (turn == 0) alone_ = clock::now() - start;
         if (turn == 1) together_ = clock::now() - start;
     }
@@ -48,7 +49,7 @@ class Team {
 
    private:
     static constexpr int TRIAL = 16;  // runs from one trial to the next
-    const int full_;
+    const int threads_, full_;
     int n_runs_ = 0;
     std::chrono::nanoseconds alone_{}, together_{};
     std::atomic<uint32_t> turn_{0};
