@@ -308,7 +308,7 @@ class Sweep:
         return value
 
     def best_recipe(self, best: Configuration) -> Recipe:
-        """Return the recipe of a configuration's runs with the steps, intervals, seed and precision of the recipe that was swept.
+        """Return the recipe of a configuration's runs with the steps, intervals, seed and choices by machine of the recipe that was swept.
 
         Sizes that follow from the data are left out, so that other data can be trained on.
         """
@@ -337,7 +337,7 @@ class Sweep:
 
 _RESTORED = (
     *("max_steps", "max_minutes", "patience", "validate_every", "checkpoint_every", "log_every"),
-    *("seed", "precision"),
+    *("seed", "precision", "compile"),
 )
 """Training fields that a sweep sets, or that its runs choose."""
 
