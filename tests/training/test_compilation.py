@@ -1,7 +1,8 @@
 """Compiled training passes: the steps of eager ones with the same dropout masks, in one graph; and whether they pay."""
 
+import gc
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from transom.config.recipe import load_recipe
 from transom.config.training import TrainingConfig
 from transom.errors import ConfigError
 from transom.models.build import build_model
+from transom.planning.freed_memory import trim_malloc
 from transom.tasks.task import build_training_setup
 from transom.training import compilation, rank_state
 from transom.training.compilation import MIN_SECONDS, choose_compilation, compile_training_passes
@@ -35,6 +37,16 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 TRAINING = TrainingConfig(optimizer=SGD, max_grad_norm=None, label_smoothing=0.1)
 FAMILIES = [name for name, each in MODELS.items() if not str(each["kind"]).startswith("recurrent") and name not in ("experts", "depths")]
 MODEL = TypeAdapter(AnyModel).validate_python(MODELS["decoder"])
+
+
+@pytest.fixture(autouse=True)
+def _free_graphs() -> Iterator[None]:
+    """Free what was compiled, which else is collected while a later test measures memory."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+    gc.collect()
+    trim_malloc()
 
 
 def losses(name: str, compiled: bool, **options: Any) -> list[float]:
@@ -58,14 +70,12 @@ def losses(name: str, compiled: bool, **options: Any) -> list[float]:
 @pytest.mark.filterwarnings(TRACER, INDUCTOR)
 @pytest.mark.parametrize("name", tiers(FAMILIES, ["seq2seq", "decoder", "classifier"]))
 def test_steps_and_masks_are_those_of_eager_passes(name: str) -> None:
-    torch.compiler.reset()
     assert losses(name, True, fullgraph=True) == pytest.approx(losses(name, False), rel=1e-4)
 
 
 @pytest.mark.compile
 @pytest.mark.filterwarnings(TRACER, INDUCTOR)
 def test_further_steps_and_lengths_do_not_compile_again_and_again() -> None:
-    torch.compiler.reset()
     counters.clear()
     losses("decoder", True, fullgraph=True)
     assert counters["stats"]["unique_graphs"] <= 2, "of the first shape, and of any shape"
