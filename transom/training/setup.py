@@ -164,11 +164,12 @@ def _choose_compilation(recipe: Recipe, task: Task, model: Network, device: torc
         return min(seconds, 60 * (recipe.training.max_minutes or math.inf))
 
     chosen = choose_compilation(recipe.model, recipe.training, recipe.parallel, device, forecast)
-    observed = [*task.objective(model).sites, *(site for each in auxiliary_objectives(model, SINGLE_PROCESS) for site in each.sites)]
-    if observed and recipe.training.compile == "on":
-        expected = f"expected a loss of the logits alone, found one that reads {observed[0]}"
-        raise ConfigError(f"training.compile = 'on': {expected}; set training.compile to 'off'")
-    chosen &= not observed
+    if chosen:
+        observed = [*task.objective(model).sites, *(site for each in auxiliary_objectives(model, SINGLE_PROCESS) for site in each.sites)]
+        if observed and recipe.training.compile == "on":
+            expected = f"expected a loss of the logits alone, found one that reads {observed[0]}"
+            raise ConfigError(f"training.compile = 'on': {expected}; set training.compile to 'off'")
+        chosen = not observed
     return recipe.with_fields("training", compile="on" if chosen else "off"), [COMPILED] if chosen else []
 
 
