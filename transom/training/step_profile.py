@@ -86,7 +86,7 @@ class MemoryUse:
     """Memory of the first steps in bytes, above that before data and model were loaded.
 
     Attributes:
-        peak: largest number of bytes at once.
+        peak: largest number of bytes at once, at least the sum of the four below.
         weights: the weights, and the copy that validates.
         gradients: gradients of the trained weights.
         optimizer: state of the optimizer.
@@ -337,14 +337,16 @@ class _Bench:
     def memory(self, name: str) -> MemoryUse:
         """Return the memory of the steps so far."""
         setup, room = self.setup, self.rank.freed.room
-        peak = (peak_memory(self.device) if room is None else room.needed) - setup.memory_before
+        measured = (peak_memory(self.device) if room is None else room.needed) - setup.memory_before
         weights = 2 * sum(p.numel() * p.element_size() for p in setup.model.parameters())
         gradients = sum(FLOAT32 * p.numel() for p in setup.model.parameters() if p.requires_grad)
         state = [x for each in self.rank.optimizer.state.values() for x in each.values() if isinstance(x, torch.Tensor)]
         optimizer = sum(x.numel() * x.element_size() for x in state)
         data = max(self._before - setup.memory_before - weights, 0)
         predicted = plan_run(name, setup.recipe.model, setup.recipe.training).memory
-        return MemoryUse(peak, weights, gradients, optimizer, data, max(peak - weights - gradients - optimizer - data, 0), predicted)
+        tensors = weights + gradients + optimizer + data
+        peak = max(measured, tensors)  # a process that freed memory before, and takes from that, grows by less than it allocates
+        return MemoryUse(peak, weights, gradients, optimizer, data, peak - tensors, predicted)
 
     def write_trace(self, path: Path) -> None:
         """Write a trace of some steps, for chrome://tracing or Perfetto, atomically and durably."""
