@@ -10,7 +10,7 @@ import sys
 import torch
 from torch import Tensor
 
-from transom.kernels import elementwise, native_attention
+from transom.kernels import elementwise, feed_forward, native_attention
 from transom.kernels.native_library import ELEMENTWISE_FUNCTIONS, NativeLibrary, declare_functions
 from transom.layers.attention import AttentionArgs
 from transom.layers.dropout import KeyedMasks
@@ -19,6 +19,7 @@ from transom.layers.dropout import KeyedMasks
 def run(library: ctypes.CDLL) -> int:
     """Compute every operation; return how many results there were."""
     elementwise.load_elementwise_library = lambda: NativeLibrary(library, "under a sanitizer")  # type: ignore[assignment]
+    feed_forward.CHUNK_ELEMENTS = 37 * 300  # two parts and more of the longest
     n_results = 0
     shapes = ((1, 1), (3, 17), (65, 33), (700, 50), (3, 1100))
     for threads, dtype, shape in itertools.product((1, 3), (torch.bfloat16, torch.float32), shapes):
@@ -29,6 +30,11 @@ def run(library: ctypes.CDLL) -> int:
         found.append(elementwise.rms_norm(x, weight, 1e-5))
         for activation in elementwise.CODES:
             found += [elementwise.activate(x, up, activation), elementwise.activate(x, None, activation)]
+        first, second = torch.randn(37, shape[1]).to(dtype), torch.randn(shape[1], 37).to(dtype)
+        for activation, gate in itertools.product(elementwise.CODES, (None, first)):
+            found.append(
+                feed_forward.transform_tokens(x, first, second, None if gate is not None else torch.randn(37), None, gate, activation)
+            )
         angles = torch.randn(1, 1, shape[0], shape[1] // 2)
         heads = x.view(1, shape[0], 1, shape[1]).transpose(1, 2)
         found.append(elementwise.rotate(heads, angles.cos(), angles.sin()))

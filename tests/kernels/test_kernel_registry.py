@@ -52,6 +52,13 @@ def with_gradients(function: Callable[..., Any], *inputs: Tensor) -> list[Tensor
 
 CASES: dict[tuple[str, str], Callable[[], tuple[list[Tensor], tuple[Any, ...]]]] = {
     ("activation", "C++"): lambda: ([torch.randn(256, 128).bfloat16(), torch.randn(256, 128).bfloat16()], (gelu_tanh,)),
+    ("feed_forward", "C++"): lambda: (
+        [
+            each.bfloat16()
+            for each in (torch.randn(256, 32), torch.randn(128, 32) / 6, torch.randn(32, 128) / 11, torch.randn(128), torch.randn(32))
+        ],
+        (None, gelu_tanh),
+    ),
     ("rotary", "C++"): lambda: ([torch.randn(2, 20, 3, 16).bfloat16().transpose(1, 2)], (ANGLES.cos(), ANGLES.sin())),
     ("layer_norm", "C++"): lambda: ([torch.randn(4096, 64).bfloat16(), 1 + torch.randn(64) / 3, torch.randn(64)], (1e-5,)),
     ("rms_norm", "C++"): lambda: ([torch.randn(4096, 64).bfloat16(), 1 + torch.randn(64) / 3], (1e-6,)),

@@ -30,6 +30,9 @@ CODES: dict[Callable[[Tensor], Tensor], int] = {relu: 0, F.gelu: 1, gelu_tanh: 2
 MIN_ELEMENTS = 2**15
 """Number of elements from which ``activate`` is faster than PyTorch; its call takes six microseconds longer."""
 
+MAX_CHUNKS = 32
+"""Maximum number of chunks of rows, each with its own sums over the rows, as in ``native/rows.h``."""
+
 MAX_SOFTMAX_KEYS = 4096
 """Maximum number of keys of ``softmax_``, as in ``elementwise.cpp``."""
 
@@ -55,12 +58,9 @@ def is_supported(x: Tensor) -> bool:
 
 
 def can_activate(x: Tensor, up: Tensor | None, activation: Callable[[Tensor], Tensor]) -> bool:
-    """Return whether ``activate`` applies and is faster than PyTorch, which it is not for GELU without a gate and for few elements.
-
-    In float32, PyTorch's GELU is also more exact, and its SiLU and sigmoid take one pass.
-    """
+    """Return whether ``activate`` applies and is faster than PyTorch, which it is not for few elements and where PyTorch takes one pass."""
     one_pass = (F.gelu,) if x.dtype == torch.bfloat16 else (F.gelu, F.silu, torch.sigmoid)
-    if x.numel() < MIN_ELEMENTS or (activation in one_pass if up is None else activation is F.gelu and x.dtype == torch.float32):
+    if x.numel() < MIN_ELEMENTS or (up is None and activation in one_pass):
         return False
     return (up is None or (up.dtype == x.dtype and up.shape == x.shape)) and activation in CODES and is_supported(x)
 
@@ -93,9 +93,7 @@ class _Activation(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, up: Tensor | None, activation: Callable[[Tensor], Tensor]) -> Tensor:
         ctx.save_for_backward(x, up)
         ctx.activation = activation
-        out = torch.empty_like(x)
-        _call("gate", x.dtype, CODES[activation], x, up, out, x.numel(), torch.get_num_threads())
-        return out
+        return activate_rows(x, None, up, activation, torch.empty_like(x))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -103,9 +101,41 @@ class _Activation(torch.autograd.Function):
         if needs_double_backward():
             return differentiable_gradients(REFERENCES["activation"], (x, up, ctx.activation), grad)
         grad_x, grad_up = torch.empty_like(x), None if up is None else torch.empty_like(x)
-        code, threads = CODES[ctx.activation], torch.get_num_threads()
-        _call("gate_backward", x.dtype, code, grad.contiguous(), x, up, grad_x, grad_up, x.numel(), threads)
+        activate_rows_backward(grad.contiguous(), x, None, up, ctx.activation, grad_x, grad_up, None)
         return grad_x, grad_up, None
+
+
+def activate_rows(x: Tensor, bias: Tensor | None, up: Tensor | None, activation: Callable[[Tensor], Tensor], out: Tensor) -> Tensor:
+    """Write f(x), f(x + ``bias``) or f(x) * ``up`` to ``out``, which may be ``x``, and return it; all have the strides of ``x``."""
+    _call("activate", x.dtype, CODES[activation], x, bias, up, out, *_row_sizes(x), torch.get_num_threads())
+    return out
+
+
+def activate_rows_backward(
+    grad: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    up: Tensor | None,
+    activation: Callable[[Tensor], Tensor],
+    grad_x: Tensor,
+    grad_up: Tensor | None,
+    again: Tensor | None,
+) -> Tensor | None:
+    """Write the gradients of ``activate_rows`` to ``grad_x``, which may be ``grad``, and ``grad_up``, and return that of ``bias``.
+
+    The result of the forward pass is written to ``again`` once more, which ``bias`` requires. All have the strides of ``x``.
+    """
+    grad_bias = None if bias is None else torch.empty_like(bias)
+    tensors = grad, x, bias, up, grad_x, grad_up, again, grad_bias
+    if _call("activate_backward", x.dtype, CODES[activation], *tensors, *_row_sizes(x), torch.get_num_threads()):
+        raise MemoryError(f"expected {x.shape[-1] * 4 * MAX_CHUNKS:,} bytes for the gradient of a bias, found no memory")
+    return grad_bias
+
+
+def _row_sizes(x: Tensor) -> tuple[int, int, int]:
+    """Return the number of rows, their width, and the elements from one to the next."""
+    width = x.shape[-1]
+    return x.numel() // width, width, x.stride(-2) if x.dim() > 1 else width
 
 
 class _Norm(torch.autograd.Function):
@@ -131,7 +161,7 @@ class _Norm(torch.autograd.Function):
         grad_x, grad_weight, grad_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
         sizes = inverse.numel(), x.shape[-1], torch.get_num_threads()
         if _call("norm_backward", x.dtype, grad.contiguous(), x, weight, mean, inverse, grad_x, grad_weight, grad_bias, *sizes):
-            raise MemoryError(f"expected {weight.nbytes * 64:,} bytes for the gradient of a norm, found no memory")
+            raise MemoryError(f"expected {weight.nbytes * 2 * MAX_CHUNKS:,} bytes for the gradient of a norm, found no memory")
         return grad_x, grad_weight, None if bias is None else grad_bias, None, None
 
 

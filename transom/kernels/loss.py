@@ -12,6 +12,9 @@ from transom.layers.dispatch import REFERENCES
 CHUNK_ELEMENTS = 1 << 25
 """Logits per chunk: enough to use the matrix units fully and to accumulate the weight gradient only a few times."""
 
+CPU_ROWS = 1024
+"""Maximum number of rows of a chunk on a CPU, where more rows make no product faster."""
+
 SLICE_ELEMENTS = 1 << 19
 """Logits per softmax slice in float32 on a CPU: few enough to stay in a core's cache through all passes. On a GPU, whose every slice costs
 several kernel launches, a slice is a whole chunk."""
@@ -89,8 +92,10 @@ def _chunked_loss(
     log_sums, target_logits = hidden.new_empty(2, len(h_all), dtype=exact)
     grad_hidden = hidden.new_empty(len(h_all), d_model, dtype=dtype)
     grad_weight: Tensor | None = None
-    slice_elements = SLICE_ELEMENTS if hidden.device.type == "cpu" else CHUNK_ELEMENTS
-    rows, slice_rows = (2 * max(1, min(len(h_all), elements // vocab) // 2) for elements in (CHUNK_ELEMENTS, slice_elements))
+    most = (CHUNK_ELEMENTS // vocab,) * 2
+    if hidden.device.type == "cpu":
+        most = min(CHUNK_ELEMENTS // vocab, CPU_ROWS), SLICE_ELEMENTS // vocab
+    rows, slice_rows = (2 * max(1, min(len(h_all), n) // 2) for n in most)
     divergence = hidden.new_zeros((), dtype=exact)
     product, buffer = (hidden.new_empty(n, len(w), dtype=kind) for n, kind in ((rows, dtype), (slice_rows, exact)))
     for start in range(0, len(h_all), rows):

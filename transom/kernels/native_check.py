@@ -30,7 +30,7 @@ def check_elementwise(library: ctypes.CDLL) -> int:
     x, up, out = ((ctypes.c_uint16 * n)() for _ in range(3))
     for i in range(n):
         x[i], up[i] = (0xC000 if i % 2 else 0x3F80), 0x4040  # -2 or 1, and 3
-    library.transom_gate_bfloat16(0, x, up, out, ctypes.c_int64(n), 1)
+    library.transom_activate_bfloat16(0, x, None, up, out, *map(ctypes.c_int64, (1, n, n)), 1)
     return int(any((found & 0x7FFF) != (0 if i % 2 else 0x4040) for i, found in enumerate(out)))
 
 

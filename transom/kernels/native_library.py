@@ -33,8 +33,8 @@ _STEP_FUNCTIONS: _Functions = {
 """Argument types and result type of each function of ``step.cpp``."""
 
 _ELEMENTWISE: _Functions = {
-    "gate": ([_INT, *[_POINTER] * 3, _LONG, _INT], None),
-    "gate_backward": ([_INT, *[_POINTER] * 5, _LONG, _INT], None),
+    "activate": ([_INT, *[_POINTER] * 4, *[_LONG] * 3, _INT], None),
+    "activate_backward": ([_INT, *[_POINTER] * 8, *[_LONG] * 3, _INT], _INT),
     "norm": ([*[_POINTER] * 6, _LONG, _LONG, _FLOAT, _INT], None),
     "norm_backward": ([*[_POINTER] * 8, _LONG, _LONG, _INT], _INT),
     "rotate": ([*[_POINTER] * 8, _LONG, _INT, _INT], None),

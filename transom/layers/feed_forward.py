@@ -1,16 +1,38 @@
 """The position-wise feed-forward network."""
 
+from collections.abc import Callable
+
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from transom.config import components, moe
 from transom.config.component_registry import build, implements
 from transom.config.schema import ComponentConfig
 from transom.layers.activation import ACTIVATIONS, GATES, activate
 from transom.layers.context import LayerContext
+from transom.layers.dispatch import operation
 from transom.layers.dropout import Dropout
 from transom.layers.mixture_of_experts import MixtureOfExperts
-from transom.layers.observe import observe
+from transom.layers.observe import is_followed, observe
+
+
+@operation("feed_forward")
+def transform_tokens(
+    x: Float[Tensor, "*axes d_model"],
+    up: Float[Tensor, "d_ff d_model"],
+    down: Float[Tensor, "d_model d_ff"],
+    up_bias: Float[Tensor, "d_ff"] | None,
+    down_bias: Float[Tensor, "d_model"] | None,
+    gate: Float[Tensor, "d_ff d_model"] | None,
+    activation: Callable[[Tensor], Tensor],
+) -> Float[Tensor, "*axes d_model"]:
+    """Compute f(x W_1 + b_1) W_2 + b_2, or with a gate (f(x W_g) * (x W_1 + b_1)) W_2 + b_2."""
+    first, second = F.linear(x, up, up_bias), None
+    if gate is not None:
+        first, second = F.linear(x, gate), first
+    return F.linear(activate(first, second, activation), down, down_bias)
 
 
 @implements(components.FeedForwardConfig)
@@ -30,6 +52,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Transform each token independently."""
+        if _only_output_matters(self, ctx):
+            return transform_tokens(x, self.up.weight, self.down.weight, self.up.bias, self.down.bias, None, self.activation)
         hidden = activate(self.up(x), None, self.activation)
         hidden = observe(ctx, self, "hidden", hidden)
         return self.down(self.dropout(hidden))
@@ -53,9 +77,22 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Transform each token independently."""
+        if self.gate.bias is None and _only_output_matters(self, ctx):
+            weights = self.up.weight, self.down.weight, self.up.bias, self.down.bias, self.gate.weight
+            return transform_tokens(x, *weights, self.activation)
         hidden = activate(self.gate(x), self.up(x), self.activation)
         hidden = observe(ctx, self, "hidden", hidden)
         return self.down(self.dropout(hidden))
+
+
+def _only_output_matters(layer: FeedForward | GatedFeedForward, ctx: LayerContext) -> bool:
+    """Return whether a pass may compute the output at once: nothing reads or changes the hidden units, or follows the calls of parts.
+
+    A compiler sees the parts one by one, and fuses them itself.
+    """
+    if torch.compiler.is_compiling() or ctx.observer is not None or (layer.training and layer.dropout.p):
+        return False
+    return not any(is_followed(part) or type(part) not in (nn.Linear, Dropout) for part in layer.children())
 
 
 @implements(moe.MoeConfig)

@@ -289,6 +289,16 @@ def observe(ctx: HasObserver, module: nn.Module, name: str, x: Tensor) -> Tensor
     return ctx.observer.visit(f"{path}.{name}" if path else name, x, ctx, module)
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS_OF_ALL = [vars(torch.nn.modules.module).get(f"_global{name}", {}) for name in _HOOKS]
+
+
+def is_followed(module: nn.Module) -> bool:
+    """Return whether a call of ``module`` runs hooks, its own or those of all modules, or a ``forward`` that replaces that of its class."""
+    own = vars(module)
+    return "forward" in own or any(own.get(name) for name in _HOOKS) or any(_HOOKS_OF_ALL)
+
+
 def assign_addresses(model: nn.Module) -> None:
     """Store the path of each module in its attribute ``address``; inside a block, only the path within the block, such as ``attn``.
 

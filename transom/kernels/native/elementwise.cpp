@@ -9,199 +9,15 @@
 #include <cstring>
 #include <vector>
 
+#include "activation.h"
+#include "norm.h"
+#include "numbers.h"
 #include "parallel.h"
-
-#define ALWAYS_INLINE inline __attribute__((always_inline))  // gcc does not vectorize loops with calls
+#include "rows.h"
 
 namespace {
 
-using bf16 = uint16_t;
-
-enum Activation : int { RELU = 0, GELU = 1, GELU_TANH = 2, SILU = 3, SIGMOID = 4 };  // codes as in elementwise.py
-
-ALWAYS_INLINE float wide(float x) { return x; }
-
-ALWAYS_INLINE float wide(bf16 x) {
-    const uint32_t bits = (uint32_t)x << 16;
-    float y;
-    std::memcpy(&y, &bits, 4);
-    return y;
-}
-
-template <typename T>
-ALWAYS_INLINE T narrow(float x);
-
-template <>
-ALWAYS_INLINE float narrow<float>(float x) { return x; }
-
-template <>
-ALWAYS_INLINE bf16 narrow<bf16>(float x) {  // to the nearest bfloat16, ties to even
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (bf16)rounded;  // NaN stays NaN
-}
-
-// exp(x) with a relative error below 2^-22 (Cephes, expf) for |x| <= 87; x is clamped to this range, and NaN stays NaN.
-ALWAYS_INLINE float exponential(float x) {
-    const float clamped = x < -87.0f ? -87.0f : x > 87.0f ? 87.0f : x;
-    const float n = std::nearbyint(clamped * 1.44269504088896341f);
-    const float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    const int32_t bits = ((int32_t)n + 127) * (1 << 23);
-    float scale;
-    std::memcpy(&scale, &bits, 4);
-    return p * scale;
-}
-
-ALWAYS_INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
-
-struct ValueAndSlope {
-    float value, slope;
-};
-
-template <int kind>
-ALWAYS_INLINE ValueAndSlope activate(float x) {
-    if (kind == RELU) return {x > 0 || x != x ? x : 0.0f, x > 0 ? 1.0f : 0.0f};
-    if (kind == SIGMOID) {
-        const float s = sigmoid(x);
-        return {s, s * (1.0f - s)};
-    }
-    if (kind == SILU) {
-        const float s = sigmoid(x);
-        return {x * s, s + x * s * (1.0f - s)};
-    }
-    if (kind == GELU_TANH) {  // x sigmoid(2 u), since (1 + tanh(u)) / 2 = sigmoid(2 u)
-        const float k = 0.7978845608f, c = 0.044715f;
-        const float s = sigmoid(2.0f * k * (x + c * x * x * x));
-        return {x * s, s + x * s * (1.0f - s) * 2.0f * k * (1.0f + 3.0f * c * x * x)};
-    }
-    // GELU: x Phi(x), with erfc as in Abramowitz and Stegun 7.1.26, whose exp(-z^2) is also that of the density
-    const float z = std::fabs(x) * 0.70710678f, density = exponential(-z * z), t = 1.0f / (1.0f + 0.3275911f * z);
-    const float tail = 0.5f * density * t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
-    const float phi = x > 0 ? 1.0f - tail : tail;
-    return {x * phi, phi + x * density * 0.39894228f};
-}
-
 constexpr int64_t CHUNK = 1 << 14;  // elements
-
-template <typename Body>
-void for_each_range(int64_t n, int threads, const Body& body) {
-    for_each_chunk((n + CHUNK - 1) / CHUNK, threads, [&](int64_t i) { body(i * CHUNK, std::min(n, (i + 1) * CHUNK)); });
-}
-
-template <typename T, int kind>
-void gate_kind(const T* x, const T* up, T* out, int64_t n, int threads) {
-    for_each_range(n, threads, [=](int64_t start, int64_t end) {
-        if (up == nullptr) {
-#pragma omp simd
-            for (int64_t i = start; i < end; i++) out[i] = narrow<T>(activate<kind>(wide(x[i])).value);
-        } else {
-#pragma omp simd
-            for (int64_t i = start; i < end; i++) out[i] = narrow<T>(activate<kind>(wide(x[i])).value * wide(up[i]));
-        }
-    });
-}
-
-template <typename T, int kind>
-void gate_backward_kind(const T* grad, const T* x, const T* up, T* dx, T* dup, int64_t n, int threads) {
-    for_each_range(n, threads, [=](int64_t start, int64_t end) {
-        if (up == nullptr) {
-#pragma omp simd
-            for (int64_t i = start; i < end; i++) dx[i] = narrow<T>(wide(grad[i]) * activate<kind>(wide(x[i])).slope);
-        } else {
-#pragma omp simd
-            for (int64_t i = start; i < end; i++) {
-                const float g = wide(grad[i]);
-                const ValueAndSlope f = activate<kind>(wide(x[i]));
-                dup[i] = narrow<T>(g * f.value);
-                dx[i] = narrow<T>(g * wide(up[i]) * f.slope);
-            }
-        }
-    });
-}
-
-constexpr int64_t MAX_CHUNKS = 32;  // of rows, each with its own sums of the gradients of gamma and beta
-
-struct Rows {
-    int64_t n, width, per_chunk, n_chunks;
-    Rows(int64_t rows, int64_t width) : n(rows), width(width) {
-        per_chunk = std::max<int64_t>((rows + MAX_CHUNKS - 1) / MAX_CHUNKS, 16);
-        n_chunks = (rows + per_chunk - 1) / per_chunk;
-    }
-};
-
-// Rows are computed by functions of their own: gcc does not vectorize sums in a lambda, whose captured pointers it reads anew.
-template <typename T, bool centered>
-void norm_row(const T* __restrict x, const float* gamma, const float* beta, T* __restrict out, float* mean, float* inverse, int64_t width, float eps) {
-    float sum = 0, squares = 0;
-    if (centered) {
-#pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < width; j++) sum += wide(x[j]);
-    }
-    const float m = sum / width;
-#pragma omp simd reduction(+ : squares)
-    for (int64_t j = 0; j < width; j++) squares += (wide(x[j]) - m) * (wide(x[j]) - m);
-    const float r = 1.0f / std::sqrt(squares / width + eps);
-    *inverse = r;
-    if (centered) *mean = m;
-    if (beta == nullptr) {
-#pragma omp simd
-        for (int64_t j = 0; j < width; j++) out[j] = narrow<T>((wide(x[j]) - m) * r * gamma[j]);
-    } else {
-#pragma omp simd
-        for (int64_t j = 0; j < width; j++) out[j] = narrow<T>((wide(x[j]) - m) * r * gamma[j] + beta[j]);
-    }
-}
-
-template <typename T, bool centered>
-void norm_rows(const T* x, const float* gamma, const float* beta, T* out, float* mean, float* inverse, Rows rows, float eps, int threads) {
-    const int64_t width = rows.width;
-    for_each_chunk(rows.n_chunks, threads, [=](int64_t chunk) {
-        for (int64_t i = chunk * rows.per_chunk; i < std::min(rows.n, (chunk + 1) * rows.per_chunk); i++)
-            norm_row<T, centered>(x + i * width, gamma, beta, out + i * width, centered ? mean + i : nullptr, inverse + i, width, eps);
-    });
-}
-
-// dx = (u - mean(u) - n mean(u n)) r with n = (x - mean) r and u = gamma G, without mean(u) for RMS normalization.
-template <typename T, bool centered>
-void norm_backward_row(
-    const T* __restrict grad, const T* __restrict x, const float* __restrict gamma, float m, float r, T* __restrict dx, float* __restrict dgamma,
-    float* __restrict dbeta, int64_t width) {
-    float sum = 0, product = 0;
-#pragma omp simd reduction(+ : sum, product)
-    for (int64_t j = 0; j < width; j++) {
-        const float u = wide(grad[j]) * gamma[j];
-        sum += u;
-        product += u * (wide(x[j]) - m);
-    }
-    const float of_u = centered ? sum / width : 0.0f, of_un = product * r / width;
-#pragma omp simd
-    for (int64_t j = 0; j < width; j++) {
-        const float each = wide(grad[j]), n = (wide(x[j]) - m) * r;
-        dgamma[j] += each * n;
-        if (centered) dbeta[j] += each;
-        dx[j] = narrow<T>((each * gamma[j] - of_u - n * of_un) * r);
-    }
-}
-
-template <typename T, bool centered>
-void norm_backward_rows(const T* grad, const T* x, const float* gamma, const float* mean, const float* inverse, T* dx, float* sums, Rows rows, int threads) {
-    const int64_t width = rows.width;
-    for_each_chunk(rows.n_chunks, threads, [=](int64_t chunk) {
-        float *dgamma = sums + chunk * width, *dbeta = sums + (rows.n_chunks + chunk) * width;
-        for (int64_t i = chunk * rows.per_chunk; i < std::min(rows.n, (chunk + 1) * rows.per_chunk); i++) {
-            const float m = centered ? mean[i] : 0.0f;
-            norm_backward_row<T, centered>(grad + i * width, x + i * width, gamma, m, inverse[i], dx + i * width, dgamma, dbeta, width);
-        }
-    });
-}
 
 template <typename T>
 void rotate_vectors(
@@ -379,58 +195,6 @@ void dropout(const T* x, const T* residual, T* out, const int64_t* seeds, const 
     else dropout_rows<T, int32_t>(x, residual, out, words, (int32_t)kept_below, scale, threads);
 }
 
-template <typename T>
-void gate(int kind, const T* x, const T* up, T* out, int64_t n, int threads) {
-    switch (kind) {
-        case RELU: return gate_kind<T, RELU>(x, up, out, n, threads);
-        case GELU: return gate_kind<T, GELU>(x, up, out, n, threads);
-        case GELU_TANH: return gate_kind<T, GELU_TANH>(x, up, out, n, threads);
-        case SILU: return gate_kind<T, SILU>(x, up, out, n, threads);
-        case SIGMOID: return gate_kind<T, SIGMOID>(x, up, out, n, threads);
-    }
-}
-
-template <typename T>
-void gate_backward(int kind, const T* grad, const T* x, const T* up, T* dx, T* dup, int64_t n, int threads) {
-    switch (kind) {
-        case RELU: return gate_backward_kind<T, RELU>(grad, x, up, dx, dup, n, threads);
-        case GELU: return gate_backward_kind<T, GELU>(grad, x, up, dx, dup, n, threads);
-        case GELU_TANH: return gate_backward_kind<T, GELU_TANH>(grad, x, up, dx, dup, n, threads);
-        case SILU: return gate_backward_kind<T, SILU>(grad, x, up, dx, dup, n, threads);
-        case SIGMOID: return gate_backward_kind<T, SIGMOID>(grad, x, up, dx, dup, n, threads);
-    }
-}
-
-template <typename T>
-void norm(const T* x, const float* gamma, const float* beta, T* out, float* mean, float* inverse, Rows rows, float eps, int threads) {
-    if (mean == nullptr) norm_rows<T, false>(x, gamma, beta, out, mean, inverse, rows, eps, threads);
-    else norm_rows<T, true>(x, gamma, beta, out, mean, inverse, rows, eps, threads);
-}
-
-template <typename T>
-int norm_backward(
-    const T* grad, const T* x, const float* gamma, const float* mean, const float* inverse, T* dx, float* dgamma, float* dbeta, Rows rows, int threads) {
-    const int64_t width = rows.width;
-    std::vector<float> sums;
-    try {
-        sums.assign(2 * rows.n_chunks * width, 0.0f);
-    } catch (...) {
-        return 1;
-    }
-    if (mean == nullptr) norm_backward_rows<T, false>(grad, x, gamma, mean, inverse, dx, sums.data(), rows, threads);
-    else norm_backward_rows<T, true>(grad, x, gamma, mean, inverse, dx, sums.data(), rows, threads);
-    for (int of_beta = 0; of_beta < (mean == nullptr ? 1 : 2); of_beta++) {
-        float* total = of_beta ? dbeta : dgamma;
-        std::fill(total, total + width, 0.0f);
-        for (int64_t chunk = 0; chunk < rows.n_chunks; chunk++) {
-            const float* part = sums.data() + (of_beta * rows.n_chunks + chunk) * width;
-#pragma omp simd
-            for (int64_t j = 0; j < width; j++) total[j] += part[j];
-        }
-    }
-    return 0;
-}
-
 #include "attention.h"
 
 }  // namespace
@@ -455,7 +219,9 @@ void transom_attention_backward(
     });
 }
 
-// gate: f(x), or f(x) * up; ``up`` is null for the first.
+// activate: f(x), f(x + bias) or f(x) * up; what is not there is null. Rows of all tensors begin ``stride`` elements after one another.
+// activate_backward: dx, which may be ``grad``, and those of ``up`` and ``dbias`` that are there; ``out``, unless null, is the result once more.
+//   Returns 1 if memory is short.
 // norm: layer normalization, or RMS normalization if ``mean`` is null; ``inverse`` is 1 / sigma of each row.
 // norm_backward: returns 1 if memory is short; ``dbeta`` is not written for RMS normalization.
 // rotate: turns the pairs (x_k, x_{k + pairs}) of each vector by an angle; all tensors have the axes (batch, heads, length, d_head), and vectors
@@ -464,9 +230,14 @@ void transom_attention_backward(
 //   size of an element's random number.
 // softmax: in place, over the keys that ``mask`` does not hide, null for all; returns the number of rows without any, which get equal weights.
 #define OPERATIONS(T, name)                                                                                                                              \
-    void transom_gate_##name(int kind, const T* x, const T* up, T* out, int64_t n, int threads) { gate(kind, x, up, out, n, threads); }                  \
-    void transom_gate_backward_##name(int kind, const T* grad, const T* x, const T* up, T* dx, T* dup, int64_t n, int threads) {                         \
-        gate_backward(kind, grad, x, up, dx, dup, n, threads);                                                                                           \
+    void transom_activate_##name(                                                                                                                        \
+        int kind, const T* x, const float* bias, const T* up, T* out, int64_t rows, int64_t width, int64_t stride, int threads) {                        \
+        activate(kind, x, bias, up, out, Rows(rows, width), stride, threads);                                                                            \
+    }                                                                                                                                                    \
+    int transom_activate_backward_##name(                                                                                                                \
+        int kind, const T* grad, const T* x, const float* bias, const T* up, T* dx, T* dup, T* out, float* dbias, int64_t rows, int64_t width,           \
+        int64_t stride, int threads) {                                                                                                                   \
+        return activate_backward(kind, ActivationTensors<T>{grad, x, bias, up, dx, dup, out, stride}, dbias, Rows(rows, width), threads) ? 0 : 1;        \
     }                                                                                                                                                    \
     void transom_norm_##name(                                                                                                                            \
         const T* x, const float* gamma, const float* beta, T* out, float* mean, float* inverse, int64_t rows, int64_t width, float eps, int threads) {   \
@@ -475,7 +246,7 @@ void transom_attention_backward(
     int transom_norm_backward_##name(                                                                                                                    \
         const T* grad, const T* x, const float* gamma, const float* mean, const float* inverse, T* dx, float* dgamma, float* dbeta, int64_t rows,        \
         int64_t width, int threads) {                                                                                                                    \
-        return norm_backward(grad, x, gamma, mean, inverse, dx, dgamma, dbeta, Rows(rows, width), threads);                                              \
+        return norm_backward(grad, x, gamma, mean, inverse, dx, dgamma, dbeta, Rows(rows, width), threads) ? 0 : 1;                                      \
     }                                                                                                                                                    \
     void transom_rotate_##name(                                                                                                                          \
         const T* x, const float* cos, const float* sin, T* out, const int64_t* shape, const int64_t* x_strides, const int64_t* table_strides,            \
