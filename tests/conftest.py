@@ -1,5 +1,6 @@
 """What the whole test session keeps to: a time budget a room, one thread a process, and no skip that is not on the list."""
 
+import gc
 import os
 import signal
 from collections import Counter, defaultdict
@@ -121,6 +122,7 @@ def _one_thread() -> Iterator[None]:
     import torch  # not earlier: the shape checks are installed before anything of transom is imported
 
     torch.set_num_threads(1)
+    gc.freeze()  # what collection has imported is not searched for garbage after each run
     yield
 
 
