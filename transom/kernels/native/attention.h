@@ -61,9 +61,37 @@ inline void multiply(
     }
 }
 
-// Writes the transpose of vectors x (n x width) to out (width x row); columns from n to row are 0.
+#ifdef __AVX512F__
+// Writes the transpose of 16 x 16 numbers: exchanges blocks of 8 x 8 lanes, then of 4 x 4, 2 x 2 and single lanes.
+inline void transpose_square(const float* x, int64_t stride, float* out, int64_t row) {
+    __m512 rows[LANES];
+    for (int i = 0; i < LANES; i++) rows[i] = _mm512_loadu_ps(x + i * stride);
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#pragma GCC unroll 4
+    for (int size = 8; size > 0; size /= 2) {
+        const __mmask16 second = _mm512_test_epi32_mask(lane, _mm512_set1_epi32(size));
+        const __m512i from_first = _mm512_mask_add_epi32(lane, second, lane, _mm512_set1_epi32(16 - size));
+        const __m512i from_second = _mm512_mask_mov_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(size)), second, _mm512_add_epi32(lane, _mm512_set1_epi32(16)));
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) {
+            if (i & size) continue;
+            const __m512 a = rows[i], b = rows[i + size];
+            rows[i] = _mm512_permutex2var_ps(a, from_first, b);
+            rows[i + size] = _mm512_permutex2var_ps(a, from_second, b);
+        }
+    }
+    for (int i = 0; i < LANES; i++) _mm512_storeu_ps(out + i * row, rows[i]);
+}
+#endif
+
+// Writes the transpose of vectors x (n x width) to out (width x row); columns from n to row are 0, and width is a multiple of 16.
 inline void transpose(const float* x, int64_t stride, int64_t n, int64_t width, float* __restrict out, int64_t row) {
-    for (int64_t start = 0; start < row; start += LANES)
+    int64_t start = 0;
+#ifdef __AVX512F__
+    for (; start + LANES <= n; start += LANES)
+        for (int64_t c = 0; c < width; c += LANES) transpose_square(x + start * stride + c, stride, out + c * row + start, row);
+#endif
+    for (; start < row; start += LANES)
         for (int64_t c = 0; c < width; c++)
             for (int64_t j = start; j < start + LANES; j++) out[c * row + j] = j < n ? x[j * stride + c] : 0.0f;
 }
@@ -127,12 +155,29 @@ inline const uint8_t* mask_of(const AttentionShape& shape, const uint8_t* mask, 
     return mask == nullptr ? nullptr : mask + b * shape.mask.batch + h * shape.mask.head + query * shape.mask.token;
 }
 
+// Fetch vectors into the second-level cache.
+inline void prefetch(const float* x, int64_t stride, int64_t n, int64_t width) {
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t c = 0; c < width; c += LANES) __builtin_prefetch(x + i * stride + c, 0, 2);
+}
+
+// Fetch what the next key-value head of the same row reads first; ``grad`` is null in the forward pass.
+inline void prefetch_next(const AttentionShape& shape, const float* q, const float* k, const float* v, const float* grad, int64_t b, int64_t kv) {
+    if (kv + 1 == shape.kv_heads) return;
+    const int64_t h = (kv + 1) * shape.group;
+    prefetch(k + b * shape.k.batch + (kv + 1) * shape.k.head, shape.k.token, shape.keys, shape.d_head);
+    prefetch(v + b * shape.v.batch + (kv + 1) * shape.v.head, shape.v.token, shape.keys, shape.d_value);
+    prefetch(q + b * shape.q.batch + h * shape.q.head, shape.q.token, shape.queries, shape.d_head);
+    if (grad != nullptr) prefetch(grad + b * shape.z.batch + h * shape.z.head, shape.z.token, shape.queries, shape.d_value);
+}
+
 // One key-value head of one row of the batch; ``work`` holds the scores of a block and the transposed keys.
 inline void attend(
     const AttentionShape& shape, const float* q, const float* k, const float* v, const uint8_t* mask, float* z, Normalizer* normalizers, int64_t b,
     int64_t kv, float* work) {
     const float* values = v + b * shape.v.batch + kv * shape.v.head;
     float* keys = work + shape.block * shape.row;
+    prefetch_next(shape, q, k, v, nullptr, b, kv);
     transpose(k + b * shape.k.batch + kv * shape.k.head, shape.k.token, shape.keys, shape.d_head, keys, shape.row);
     for (int64_t h = kv * shape.group; h < (kv + 1) * shape.group; h++) {
         for (int64_t start = 0; start < shape.queries; start += shape.block) {
@@ -161,6 +206,7 @@ inline void attend_backward(
     const float *keys = k + b * shape.k.batch + kv * shape.k.head, *values = v + b * shape.v.batch + kv * shape.v.head;
     float *dk = grad.k + (b * shape.keys * shape.kv_heads + kv) * d, *dv = grad.v + (b * shape.keys * shape.kv_heads + kv) * d_value;
     float *dp = work + shape.block * shape.row, *keys_t = dp + shape.block * shape.row, *values_t = keys_t + d * shape.row;
+    prefetch_next(shape, q, k, v, grad.z, b, kv);
     transpose(keys, shape.k.token, shape.keys, d, keys_t, shape.row);
     transpose(values, shape.v.token, shape.keys, d_value, values_t, shape.row);
     for (int64_t j = 0; j < shape.keys; j++) {
@@ -185,12 +231,14 @@ inline void attend_backward(
     }
 }
 
-// Runs body(b, kv, work) for each key-value head of each row of the batch; each thread has floats of its own in ``work``.
+// Runs body(b, kv, work) for each key-value head of each row of the batch; each thread has floats of its own in ``work``. A thread takes the
+// heads of a row one after another, which lie beside one another in memory, unless there are few rows.
 template <typename Body>
 void for_each_head(const AttentionShape& shape, float* work, int64_t floats, int threads, const Body& body) {
+    const int64_t n_items = shape.batch * shape.kv_heads, at_once = shape.batch >= 4 * threads ? shape.kv_heads : 1;
     std::atomic<int64_t> next{0};
-    const int64_t n_items = shape.batch * shape.kv_heads;
     for_each_chunk(std::min<int64_t>(threads, n_items), threads, [&](int64_t slot) {
-        for (int64_t i; (i = next.fetch_add(1)) < n_items;) body(i / shape.kv_heads, i % shape.kv_heads, work + slot * floats);
+        for (int64_t i; (i = next.fetch_add(at_once)) < n_items;)
+            for (int64_t item = i; item < i + at_once; item++) body(item / shape.kv_heads, item % shape.kv_heads, work + slot * floats);
     });
 }

@@ -9,6 +9,10 @@
 #include <cstring>
 #include <vector>
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 #include "activation.h"
 #include "norm.h"
 #include "numbers.h"
