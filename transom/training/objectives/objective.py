@@ -38,6 +38,11 @@ class ForwardPass(NamedTuple):
     softcap: float | None = None
     counted: bool = True
 
+    def at_labels(self, x: Tensor) -> Tensor:
+        """Return the elements of ``x`` (one or a vector per position) at the labels in the loss mask; a view if these are all."""
+        rows, x = self.loss_mask.flatten().nonzero()[:, 0], x.flatten(0, self.loss_mask.dim() - 1)
+        return x if len(rows) == len(x) else x.index_select(0, rows)
+
 
 def forward_pass(model: Network, batch: Batch, sites: Sequence[str] = ()) -> ForwardPass:
     """Run the model on a batch and record the activations at ``sites``; within ``keyed_dropout`` the dropout masks are keyed by sample."""
@@ -115,10 +120,8 @@ class CrossEntropy(Objective):
 
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
         """Compute the loss without materializing all logits."""
-        loss_mask, labels = forward.loss_mask, forward.batch.labels
-        loss, nll = linear_cross_entropy(
-            forward.hidden[loss_mask], forward.weight, labels[loss_mask], self.label_smoothing, softcap=forward.softcap
-        )
+        hidden, labels = map(forward.at_labels, (forward.hidden, forward.batch.labels))
+        loss, nll = linear_cross_entropy(hidden, forward.weight, labels, self.label_smoothing, softcap=forward.softcap)
         return MicroBatchLoss(loss, loss, nll)
 
 
