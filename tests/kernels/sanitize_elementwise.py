@@ -49,6 +49,7 @@ def run(library: ctypes.CDLL) -> int:
             z.sum().backward()
             assert z.isfinite().all()
             n_results += 1
+        elementwise.logits_softmax_(torch.randn(shape).to(dtype), torch.empty(shape[0]))
         p = torch.randn(1, 2, *shape).to(dtype)
         for mask in (None, torch.ones(shape, dtype=torch.bool).tril()[None, None], torch.zeros(1, 1, 1, shape[1], dtype=torch.bool)):
             elementwise.softmax_(p, mask)

@@ -130,6 +130,17 @@ def test_softmax_of_any_mask(
     assert float((found.double() - right).norm()) <= ROUNDING[dtype] * float(right.norm()) + 1e-6
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(DTYPES), st.integers(1, 70), st.integers(1, 600), st.integers(1, 3))
+def test_softmax_of_logits(dtype: torch.dtype, rows: int, vocab: int, threads: int) -> None:
+    torch.manual_seed(vocab)
+    z = (20 * torch.randn(rows, vocab)).to(dtype)
+    p, log_sums = z.clone(), torch.empty(rows)
+    with num_threads_set_to(threads):
+        elementwise.logits_softmax_(p, log_sums)
+    assert is_close(p, z.double().softmax(-1)) and is_close(log_sums, z.double().logsumexp(-1))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("score", [float("nan"), float("inf"), -float("inf")])
 def test_special_scores(score: float, dtype: torch.dtype) -> None:

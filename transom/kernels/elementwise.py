@@ -279,6 +279,11 @@ def softmax_(s: Float[Tensor, "batch n_heads query key"], mask: Bool[Tensor, "#b
     return bool(_call("softmax", s.dtype, s, mask, *sizes, torch.get_num_threads()))
 
 
+def logits_softmax_(z: Float[Tensor, "rows vocab"], log_sums: Float[Tensor, "rows"]) -> None:
+    """Replace logits by their softmax, and write their logsumexp to ``log_sums``; both are contiguous."""
+    _call("logits_softmax", z.dtype, z, log_sums, *z.shape, torch.get_num_threads())
+
+
 def softmax_backward_(grad: Float[Tensor, "*axes key"], p: Float[Tensor, "*axes key"]) -> None:
     """Replace the gradient of the softmax P by that of its input, P (dP - rowsum(P dP))."""
     _call("softmax_backward", p.dtype, grad, p, p.numel() // p.shape[-1], p.shape[-1], torch.get_num_threads())

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from transom.kernels.elementwise import is_supported, logits_softmax_
 from transom.kernels.second_order import differentiable_gradients, needs_double_backward
 from transom.layers.dispatch import REFERENCES
 
@@ -104,16 +105,18 @@ def _chunked_loss(
         if unused:
             z[:, vocab:] = -torch.inf  # their probability and gradient are 0
         target_logits[start : start + rows] = z.gather(1, targets[start : start + rows, None])[:, 0]
-        for part, log_sum in zip(z.split(slice_rows), log_sums[start : start + rows].split(slice_rows), strict=True):
-            e = buffer[: len(part)]
-            _softmax_(part, e, log_sum)
-            if r_drop:
-                divergence += _add_r_drop_gradient_(part, e, r_drop)
+        if not r_drop and is_supported(z):
+            logits_softmax_(z, log_sums[start : start + rows])
+        else:
+            divergence += _softmax_and_divergence_(z, buffer, log_sums[start : start + rows], r_drop)
         if needs_gradients:
             torch.mm(z, w, out=grad_hidden[start : start + rows])
         if needs_gradients and not weight_frozen:
-            chunk_grad = (z.T @ h)[:vocab].to(exact)
-            grad_weight = chunk_grad if grad_weight is None else grad_weight.add_(chunk_grad)
+            if grad_weight is not None and dtype == exact and not unused:
+                grad_weight.addmm_(z.T, h)
+            else:
+                chunk_grad = (z.T @ h)[:vocab].to(exact)
+                grad_weight = chunk_grad if grad_weight is None else grad_weight.add_(chunk_grad)
     h_all, log_sums, target_logits, grad_hidden = (each[:n_tokens] for each in (h_all, log_sums, target_logits, grad_hidden))
     nll = (log_sums - target_logits).sum()
     loss = (1 - label_smoothing) * nll + label_smoothing * (log_sums - h_all.to(exact) @ w_sum / vocab).sum() + r_drop * divergence
@@ -132,6 +135,17 @@ def _chunked_loss(
 def _vocab_multiple(hidden: Tensor) -> int:
     """Return the number to whose multiple the vocabulary is padded on the device of ``hidden``."""
     return 1 if hidden.device.type == "cpu" else GPU_VOCAB_MULTIPLE
+
+
+def _softmax_and_divergence_(z: Tensor, buffer: Tensor, log_sums: Tensor, r_drop: float) -> Tensor:
+    """Replace logits by their softmax, a buffer of rows at a time; with ``r_drop`` add its gradient and return the divergence."""
+    divergence = buffer.new_zeros(())
+    for part, log_sum in zip(z.split(len(buffer)), log_sums.split(len(buffer)), strict=True):
+        e = buffer[: len(part)]
+        _softmax_(part, e, log_sum)
+        if r_drop:
+            divergence += _add_r_drop_gradient_(part, e, r_drop)
+    return divergence
 
 
 def _softmax_(z: Tensor, e: Tensor, log_sum: Tensor) -> None:

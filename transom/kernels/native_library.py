@@ -39,6 +39,7 @@ _ELEMENTWISE: _Functions = {
     "norm_backward": ([*[_POINTER] * 8, _LONG, _LONG, _INT], _INT),
     "rotate": ([*[_POINTER] * 8, _LONG, _INT, _INT], None),
     "dropout": ([*[_POINTER] * 5, _LONG, _INT, _FLOAT, _INT], None),
+    "logits_softmax": ([*[_POINTER] * 2, *[_LONG] * 2, _INT], None),
     "softmax": ([*[_POINTER] * 4, _INT], _LONG),
     "softmax_backward": ([*[_POINTER] * 2, _LONG, _LONG, _INT], None),
 }

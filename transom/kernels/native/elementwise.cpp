@@ -122,6 +122,27 @@ int64_t softmax_rows(T* s, const uint8_t* mask, const int64_t* shape, const int6
     return n_empty;
 }
 
+// Replaces a row of logits by their softmax; returns log(sum(exp(logits))). In bfloat16 each exponential is computed twice, not rounded twice.
+template <typename T>
+float softmax_of_logits(T* __restrict z, int64_t width) {
+    float largest = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t j = 0; j < width; j++) largest = wide(z[j]) > largest ? wide(z[j]) : largest;
+    if constexpr (sizeof(T) == sizeof(float)) {
+        sum = exponentiate(z, width, largest);
+        const float inverse = 1.0f / sum;
+#pragma omp simd
+        for (int64_t j = 0; j < width; j++) z[j] *= inverse;
+    } else {
+#pragma omp simd reduction(+ : sum)
+        for (int64_t j = 0; j < width; j++) sum += numerator(wide(z[j]) - largest);
+        const float inverse = 1.0f / sum;
+#pragma omp simd
+        for (int64_t j = 0; j < width; j++) z[j] = narrow<T>(numerator(wide(z[j]) - largest) * inverse);
+    }
+    return std::log(sum) + largest;
+}
+
 // dS = P (dP - sum(P dP))
 template <typename T>
 void softmax_backward_row(T* __restrict grad, const T* __restrict p, int64_t keys) {
@@ -232,6 +253,7 @@ void transom_attention_backward(
 //   are contiguous. ``backward`` turns by the negative angle. Strides are in elements.
 // dropout: x mask, or residual + x mask; ``sizes`` are the fields of WordRange after the seeds, the number of seeds first. ``bytes`` is the
 //   size of an element's random number.
+// logits_softmax: in place; ``log_sums`` are the logarithms of the sums of exp(logits).
 // softmax: in place, over the keys that ``mask`` does not hide, null for all; returns the number of rows without any, which get equal weights.
 #define OPERATIONS(T, name)                                                                                                                              \
     void transom_activate_##name(                                                                                                                        \
@@ -260,6 +282,9 @@ void transom_attention_backward(
     void transom_dropout_##name(                                                                                                                         \
         const T* x, const T* residual, T* out, const int64_t* seeds, const int64_t* sizes, int64_t kept_below, int bytes, float scale, int threads) {    \
         dropout(x, residual, out, seeds, sizes, kept_below, bytes, scale, threads);                                                                      \
+    }                                                                                                                                                    \
+    void transom_logits_softmax_##name(T* z, float* log_sums, int64_t rows, int64_t width, int threads) {                                                \
+        Rows(rows, width).for_each(threads, [=](int64_t i, int64_t) { log_sums[i] = softmax_of_logits(z + i * width, width); });                         \
     }                                                                                                                                                    \
     int64_t transom_softmax_##name(T* scores, const uint8_t* mask, const int64_t* shape, const int64_t* mask_strides, int threads) {                     \
         return softmax_rows(scores, mask, shape, mask_strides, threads);                                                                                 \
