@@ -60,6 +60,7 @@ def embed(
     with gc_frozen_imports():
         from transom.cli.text_search import TextSearch
         from transom.data.text.text_io import read_lines
+        from transom.planning.freed_memory import restored_malloc
         from transom.tasks.load import load_embedder
         from transom.tasks.progress import show_progress
 
@@ -73,7 +74,7 @@ def embed(
     check_output_path(output, [run, sources.input_file])
     embedder = load_embedder(run, precision)
     search = TextSearch(embedder, not raw, too_long, top)
-    with edits_in_force(embedder, edit):
+    with edits_in_force(embedder, edit), restored_malloc():
         if nearest is not None:
             with show_progress("texts", quiet=as_json) as notify:
                 search.index(read_lines(nearest), notify)

@@ -164,6 +164,7 @@ def answer_inputs(
         DataError: an input that was not typed at a prompt has an error.
     """
     from transom.files.atomic_io import write_file
+    from transom.planning.freed_memory import restored_malloc
     from transom.tasks.progress import show_progress
 
     of_input = input_warnings(run)
@@ -175,7 +176,7 @@ def answer_inputs(
         print_note(f"warning: {problem}")
     if inputs.given is None:
         return _answer_lines(inputs, answer, noun, warnings, as_json, stream)
-    with show_progress(noun, quiet=as_json or not inputs.is_stream) as notify:
+    with show_progress(noun, quiet=as_json or not inputs.is_stream) as notify, restored_malloc():
         answers = list(answer(inputs.given, notify))
     found = [list(warnings(text)) for text in inputs.given]
     records = [{**each.record, "warnings": of_text} for each, of_text in zip(answers, found, strict=True)]
