@@ -36,7 +36,7 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("products of attention", ("bmm",)),
     ("fused attention", ("scaled_dot_product",)),
     ("compiled loops", ("Compiled", "graph_")),
-    ("native kernels", ("_Activation", "_Norm", "_Rotate", "_Dropout", "_NativeAttention", "_ShortAttention")),
+    ("native kernels", ("_Activation", "_Norm", "_Rotate", "_Dropout", "_NativeAttention", "_ShortAttention", "_FeedForward")),
     ("softmax and loss", ("softmax", "nll_loss", "cross_entropy", "CrossEntropy")),
     ("norms", ("layer_norm", "rms_norm")),
     ("copies and casts", ("copy_", "_to_copy", "clone", "cat", "contiguous", "fill_", "zero_", "empty")),

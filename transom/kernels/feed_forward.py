@@ -98,13 +98,10 @@ class _FeedForward(torch.autograd.Function):
             torch.mm(grad[part], of.down, out=grad_first)
             outputs = grad_first, grad_second, hidden
             grad_bias = activate_rows_backward(grad_first, first[part], of.bias_of_pass, _rows(second, part), ctx.activation, *outputs)
-            factors = {"down": (grad[part].T, hidden)}
-            if grad_second is None:
-                factors["up"] = grad_first.T, tokens[part]
-            else:
-                factors |= {"gate": (grad_first.T, tokens[part]), "up": (grad_second.T, tokens[part])}
-            for name in factors.keys() & {name for name, each in wanted.items() if each}:
-                grads[name] = torch.mm(*factors[name]) if name not in grads else grads[name].addmm_(*factors[name])
+            of_up, of_gate = (grad_first, None) if grad_second is None else (grad_second, grad_first)
+            for name, left, right in (("down", grad[part], hidden), ("up", of_up, tokens[part]), ("gate", of_gate, tokens[part])):
+                if wanted[name] and left is not None:
+                    grads[name] = grads[name].addmm_(left.T, right) if name in grads else left.T @ right
             if wanted["up_bias"]:
                 grad_bias = grad_first.sum(0, dtype=torch.float32) if grad_bias is None else grad_bias
                 grads["up_bias"] = grad_bias if "up_bias" not in grads else grads["up_bias"].add_(grad_bias)
