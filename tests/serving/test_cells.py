@@ -56,7 +56,8 @@ def differences(browser: Browser, selector: str, *traces: Trace, seed: int = 1) 
     for (number, row, column), text, pixel in zip(cells, numbers, pixels(browser, selector, cells), strict=True):
         value = flat[number][row * maps[number].n_columns + column].item()
         where = f"{maps[number].address}{dict(maps[number].index)}, row {row}, column {column}"
-        if text and not (is_shown(text, value) or (len(traces) > 1 and abs(float(text) - value) <= DIFFERENCE_ROUNDING)):
+        least, most = (float(f"{value + error:.4g}") for error in (-DIFFERENCE_ROUNDING, DIFFERENCE_ROUNDING))
+        if text and not (is_shown(text, value) or (len(traces) > 1 and least <= float(text) <= most)):
             wrong.append(f"{where}: shows {text}, is {value}")
         color = (*color_of(value, *scales[number]), 255) if abs(value) < float("inf") else (0, 0, 0, 0)
         if max(abs(a - b) for a, b in zip(pixel, color, strict=True)) > 1:

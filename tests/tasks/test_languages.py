@@ -21,8 +21,8 @@ from transom.training.translation_metrics import bleu, exact_match
 
 @pytest.mark.long
 def test_one_model_obeys_the_tags(languages: TranslationRecipe, tmp_path: Path) -> None:
-    raw = changed(languages, max_steps=400, learning_rate=0.01, batch_tokens=512, average="none", precision="fp32").model_dump()
-    raw["training"] |= {"label_smoothing": 0.0, "grad_accum_steps": 1, "validate_every": 400, "checkpoint_every": 400, "validate_bleu": 0}
+    raw = changed(languages, max_steps=600, learning_rate=0.01, batch_tokens=512, average="none", precision="fp32").model_dump()
+    raw["training"] |= {"label_smoothing": 0.0, "grad_accum_steps": 1, "validate_every": 600, "checkpoint_every": 600, "validate_bleu": 0}
     raw["training"]["schedule"]["warmup_steps"] = 30
     raw["model"] |= {"dropout": 0.0, "d_model": 32, "n_heads": 4}
     for language in raw["data"]["languages"]:
