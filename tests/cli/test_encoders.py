@@ -45,14 +45,18 @@ def filling(labelled: Path) -> Path:
 
 
 def test_freed_memory_is_kept_while_texts_are_answered(
-    transom: Call, classifying: Path, filling: Path, monkeypatch: pytest.MonkeyPatch
+    transom: Call, classifying: Path, filling: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pages of every large tensor would else be cleared again: with 6 layers of width 512, texts took an eighth longer."""
     calls = list[str]()
     monkeypatch.setattr(freed_memory, "keep_freed_memory", lambda: calls.append("keep") or True)
     monkeypatch.setattr(freed_memory, "trim_malloc", lambda: calls.append("trim"))
     assert transom("classify", classifying, "a wolf").code == 0 and calls == ["keep", "trim"]
-    assert transom("embed", filling, "a sun", "a cat").code == 0 and calls == ["keep", "trim", "keep", "keep", "trim", "trim"]
+    assert transom("embed", filling, "a sun", "a cat").code == 0 and calls == ["keep", "trim"] * 2
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a dog\n")
+    assert transom("embed", filling, "--nearest", texts, "a sun").code == 0 and calls == ["keep", "trim"] * 4
+    assert transom("embed", filling, "--output", tmp_path / "vectors.safetensors", "a sun").code == 0 and calls == ["keep", "trim"] * 5
 
 
 def test_the_calculation_of_an_encoder_is_printed(transom: Call, classifying: Path, filling: Path) -> None:

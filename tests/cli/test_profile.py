@@ -1,6 +1,8 @@
 """``transom profile``: the tables, the JSON, the trace and its errors."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,15 @@ def test_the_figures_are_in_the_json_and_the_steps_in_a_trace(transom: Call, tmp
     names = {event.get("name") for event in json.loads((tmp_path / "steps.json").read_text())["traceEvents"]}
     assert {"transom: forward", "transom: backward", "transom: optimizer", "transom: step"} <= names
     assert [path.name for path in tmp_path.iterdir()] == ["steps.json"]
+
+
+@pytest.mark.long
+def test_the_memory_of_a_fresh_process_is_about_the_planned_one() -> None:
+    model = ("--set", "model.d_model=256", "--set", "model.n_layers=4", "--set", "training.batch_tokens=8192")
+    command = [sys.executable, "-m", "transom", "profile", "python-stdlib", *model, "--steps", "1", "--json"]
+    memory = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["memory"]
+    parts = sum(memory[name] for name in ("weights", "gradients", "optimizer", "data", "activations"))
+    assert memory["activations"] > 0 and memory["peak"] == parts and 0.7 < parts / memory["predicted"]["total"] < 1.4
 
 
 def test_bad_input_is_refused_in_one_line(transom: Call, tmp_path: Path) -> None:

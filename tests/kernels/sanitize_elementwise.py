@@ -35,6 +35,8 @@ def run(library: ctypes.CDLL) -> int:
             found.append(
                 feed_forward.transform_tokens(x, first, second, None if gate is not None else torch.randn(37), None, gate, activation)
             )
+        given = x[None, :1].expand(shape[0], 1, shape[1]).transpose(0, 1), first, second, torch.randn(1).expand(37)
+        found.append(feed_forward.transform_tokens(*given, None, None, torch.nn.functional.gelu))
         angles = torch.randn(1, 1, shape[0], shape[1] // 2)
         heads = x.view(1, shape[0], 1, shape[1]).transpose(1, 2)
         found.append(elementwise.rotate(heads, angles.cos(), angles.sin()))

@@ -198,7 +198,7 @@ def test_a_run_is_profiled_and_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     assert found.parts[REST] < 0.5 * found.profiled_seconds and found.flops > 0 and found.tokens > 0
     m = found.memory
     assert m.weights == m.predicted.weights + m.predicted.validation_copy and m.optimizer >= m.predicted.optimizer
-    assert m.peak == m.weights + m.gradients + m.optimizer + m.data + m.activations and m.activations >= 0
+    assert m.peak == m.weights + m.gradients + m.optimizer + m.data + m.activations
     assert sum(each.flops for each in found.components.values()) == pytest.approx(found.flops)
     text = (tmp_path / "trace.json").read_text()
     assert "transom: component feed-forward" in text and "transom: backward" in text and "transom: waiting for data" in text

@@ -74,12 +74,12 @@ def embed(
     check_output_path(output, [run, sources.input_file])
     embedder = load_embedder(run, precision)
     search = TextSearch(embedder, not raw, too_long, top)
-    with edits_in_force(embedder, edit), restored_malloc():
+    with edits_in_force(embedder, edit):
         if nearest is not None:
-            with show_progress("texts", quiet=as_json) as notify:
+            with show_progress("texts", quiet=as_json) as notify, restored_malloc():
                 search.index(read_lines(nearest), notify)
         if output is not None:
-            with show_progress("texts", quiet=as_json) as notify:
+            with show_progress("texts", quiet=as_json) as notify, restored_malloc():
                 search.add(inputs.given or [], notify)
             search.write(output, as_json)
         else:

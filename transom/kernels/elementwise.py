@@ -119,23 +119,32 @@ def activate_rows_backward(
     activation: Callable[[Tensor], Tensor],
     grad_x: Tensor,
     grad_up: Tensor | None,
-    again: Tensor | None,
+    recomputed: Tensor | None,
 ) -> Tensor | None:
     """Write the gradients of ``activate_rows`` to ``grad_x``, which may be ``grad``, and ``grad_up``, and return that of ``bias``.
 
-    The result of the forward pass is written to ``again`` once more, which ``bias`` requires. All have the strides of ``x``.
+    Args:
+        grad: gradient of the result; it and the other tensors have the strides of ``x``.
+        x: input of the forward pass, as are ``bias`` and ``up``, of which at most one is given.
+        bias: contiguous bias in float32, or None.
+        up: factor of a gated unit, or None.
+        activation: the function f.
+        grad_x: receives the gradient of ``x``.
+        grad_up: receives the gradient of ``up``; None without ``up``.
+        recomputed: receives the result of the forward pass; may be None without ``bias``.
     """
+    assert bias is None or (up is None and recomputed is not None)
     grad_bias = None if bias is None else torch.empty_like(bias)
-    tensors = grad, x, bias, up, grad_x, grad_up, again, grad_bias
+    tensors = grad, x, bias, up, grad_x, grad_up, recomputed, grad_bias
     if _call("activate_backward", x.dtype, CODES[activation], *tensors, *_row_sizes(x), torch.get_num_threads()):
         raise MemoryError(f"expected {x.shape[-1] * 4 * MAX_CHUNKS:,} bytes for the gradient of a bias, found no memory")
     return grad_bias
 
 
 def _row_sizes(x: Tensor) -> tuple[int, int, int]:
-    """Return the number of rows, their width, and the elements from one to the next."""
+    """Return the number of rows, their width, and the elements from one to the next; more than two axes are contiguous."""
     width = x.shape[-1]
-    return x.numel() // width, width, x.stride(-2) if x.dim() > 1 else width
+    return x.numel() // width, width, x.stride(0) if x.dim() == 2 else width
 
 
 class _Norm(torch.autograd.Function):

@@ -78,7 +78,7 @@ KERNELS = [
         4e-3,
     ),
     Kernel(
-        *("feed_forward", "C++", f"{_CPU_TYPES}, many tokens; no dropout of hidden units, no bias beside a gate"),
+        *("feed_forward", "C++", f"{_CPU_TYPES}, many hidden units; no dropout of hidden units, no bias beside a gate"),
         *(feed_forward.can_transform_tokens, feed_forward.transform_tokens, 5e-3),
         "bias and activation take one pass; the backward pass computes the hidden units again, so that they are not stored",
         _no_elementwise_library,

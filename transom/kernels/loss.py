@@ -14,7 +14,7 @@ CHUNK_ELEMENTS = 1 << 25
 """Logits per chunk: enough to use the matrix units fully and to accumulate the weight gradient only a few times."""
 
 CPU_ROWS = 1024
-"""Maximum number of rows of a chunk on a CPU, where more rows make no product faster."""
+"""Maximum number of rows of a chunk on a CPU, where more rows made no product faster (in float32, with AVX-512)."""
 
 SLICE_ELEMENTS = 1 << 19
 """Logits per softmax slice in float32 on a CPU: few enough to stay in a core's cache through all passes. On a GPU, whose every slice costs
@@ -93,19 +93,20 @@ def _chunked_loss(
     log_sums, target_logits = hidden.new_empty(2, len(h_all), dtype=exact)
     grad_hidden = hidden.new_empty(len(h_all), d_model, dtype=dtype)
     grad_weight: Tensor | None = None
-    most = (CHUNK_ELEMENTS // vocab,) * 2
+    max_rows = max_slice_rows = CHUNK_ELEMENTS // vocab
     if hidden.device.type == "cpu":
-        most = min(CHUNK_ELEMENTS // vocab, CPU_ROWS), SLICE_ELEMENTS // vocab
-    rows, slice_rows = (2 * max(1, min(len(h_all), n) // 2) for n in most)
+        max_rows, max_slice_rows = min(max_rows, CPU_ROWS), SLICE_ELEMENTS // vocab
+    rows, slice_rows = (2 * max(1, min(len(h_all), n) // 2) for n in (max_rows, max_slice_rows))
     divergence = hidden.new_zeros((), dtype=exact)
-    product, buffer = (hidden.new_empty(n, len(w), dtype=kind) for n, kind in ((rows, dtype), (slice_rows, exact)))
+    product = hidden.new_empty(rows, len(w), dtype=dtype)
+    buffer = None if not r_drop and is_supported(product) else hidden.new_empty(slice_rows, len(w), dtype=exact)
     for start in range(0, len(h_all), rows):
         h = h_all[start : start + rows]
         z = torch.mm(h, w.T, out=product[: len(h)])
         if unused:
             z[:, vocab:] = -torch.inf  # their probability and gradient are 0
         target_logits[start : start + rows] = z.gather(1, targets[start : start + rows, None])[:, 0]
-        if not r_drop and is_supported(z):
+        if buffer is None:
             logits_softmax_(z, log_sums[start : start + rows])
         else:
             divergence += _softmax_and_divergence_(z, buffer, log_sums[start : start + rows], r_drop)

@@ -15,7 +15,7 @@ from transom.layers.context import LayerContext
 from transom.layers.dispatch import operation
 from transom.layers.dropout import Dropout
 from transom.layers.mixture_of_experts import MixtureOfExperts
-from transom.layers.observe import is_followed, observe
+from transom.layers.observe import has_hooks, is_observed, observe
 
 
 @operation("feed_forward")
@@ -52,7 +52,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Transform each token independently."""
-        if _only_output_matters(self, ctx):
+        if _can_fuse(self, ctx):
             return transform_tokens(x, self.up.weight, self.down.weight, self.up.bias, self.down.bias, None, self.activation)
         hidden = activate(self.up(x), None, self.activation)
         hidden = observe(ctx, self, "hidden", hidden)
@@ -77,7 +77,7 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
         """Transform each token independently."""
-        if self.gate.bias is None and _only_output_matters(self, ctx):
+        if _can_fuse(self, ctx) and self.gate.bias is None:
             weights = self.up.weight, self.down.weight, self.up.bias, self.down.bias, self.gate.weight
             return transform_tokens(x, *weights, self.activation)
         hidden = activate(self.gate(x), self.up(x), self.activation)
@@ -85,14 +85,14 @@ class GatedFeedForward(nn.Module):
         return self.down(self.dropout(hidden))
 
 
-def _only_output_matters(layer: FeedForward | GatedFeedForward, ctx: LayerContext) -> bool:
-    """Return whether a pass may compute the output at once: nothing reads or changes the hidden units, or follows the calls of parts.
+def _can_fuse(layer: FeedForward | GatedFeedForward, ctx: LayerContext) -> bool:
+    """Return whether one operation may compute the output: nothing reads or changes the hidden units, and no linear layer has hooks.
 
-    A compiler sees the parts one by one, and fuses them itself.
+    Under ``torch.compile`` the layers stay separate, and the compiler fuses them.
     """
-    if torch.compiler.is_compiling() or ctx.observer is not None or (layer.training and layer.dropout.p):
+    if torch.compiler.is_compiling() or (layer.training and layer.dropout.p) or is_observed(ctx, layer, "hidden"):
         return False
-    return not any(is_followed(part) or type(part) not in (nn.Linear, Dropout) for part in layer.children())
+    return not any(has_hooks(part) or type(part) not in (nn.Linear, Dropout) for part in layer.children())
 
 
 @implements(moe.MoeConfig)

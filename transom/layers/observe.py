@@ -152,6 +152,10 @@ class ActivationObserver:
         """Return whether an address matches a pattern."""
         return _matches(self.patterns, address)
 
+    def uses(self, address: str) -> bool:
+        """Return whether a visit of the address records, edits or keeps its tensor."""
+        return address in self.edits or address in self._read or self.wants(address)
+
     def record(self, address: str, x: Tensor) -> None:
         """Record ``x`` if the address matches a pattern; replace an earlier record of the address."""
         if self.wants(address):
@@ -259,6 +263,10 @@ class UnrolledObserver(ActivationObserver):
         self._observer, self._n_steps = observer, n_steps
         self._recorded: dict[str, tuple[int, Tensor]] = {}
 
+    def uses(self, address: str) -> bool:
+        """Return whether a visit of the address records, edits or keeps its tensor."""
+        return self._observer.uses(address)
+
     def visit(self, address: str, x: Tensor, ctx: Any, module: nn.Module) -> Tensor:
         """Insert ``x``, (..., 1, width), at the current step of the site's tensor; return this step after the site's edits, if any."""
         step, whole = self._recorded.get(address) or (0, x.new_zeros(*x.shape[:-2], self._n_steps, x.shape[-1]))
@@ -283,17 +291,25 @@ class HasObserver(Protocol):
 
 def observe(ctx: HasObserver, module: nn.Module, name: str, x: Tensor) -> Tensor:
     """Declare a hook point ``name`` in ``module``: return ``x``, or the tensor with which the observer replaces ``x``."""
-    if ctx.observer is None:
-        return x
+    return x if ctx.observer is None else ctx.observer.visit(_site(module, name), x, ctx, module)
+
+
+def is_observed(ctx: HasObserver, module: nn.Module, name: str) -> bool:
+    """Return whether the observer records, edits or keeps the tensor at the hook point ``name`` of ``module``."""
+    return ctx.observer is not None and ctx.observer.uses(_site(module, name))
+
+
+def _site(module: nn.Module, name: str) -> str:
+    """Return the address of a hook point within its block or stack."""
     path: Any = module.address
-    return ctx.observer.visit(f"{path}.{name}" if path else name, x, ctx, module)
+    return f"{path}.{name}" if path else name
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HOOKS_OF_ALL = [vars(torch.nn.modules.module).get(f"_global{name}", {}) for name in _HOOKS]
 
 
-def is_followed(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Return whether a call of ``module`` runs hooks, its own or those of all modules, or a ``forward`` that replaces that of its class."""
     own = vars(module)
     return "forward" in own or any(own.get(name) for name in _HOOKS) or any(_HOOKS_OF_ALL)

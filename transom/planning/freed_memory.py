@@ -1,6 +1,6 @@
 """Give the memory of freed tensors back to the system, or keep it for later tensors: glibc's malloc (mallopt(3)).
 
-Training decides by the memory that its steps need; commands that answer many inputs keep it until they have.
+Training decides by the memory that its steps need. Commands that answer many inputs keep it until all are answered.
 """
 
 import ctypes

@@ -161,9 +161,12 @@ inline void prefetch(const float* x, int64_t stride, int64_t n, int64_t width) {
         for (int64_t c = 0; c < width; c += LANES) __builtin_prefetch(x + i * stride + c, 0, 2);
 }
 
-// Fetch what the next key-value head of the same row reads first; ``grad`` is null in the forward pass.
+constexpr int64_t MAX_PREFETCHED = 1 << 16;  // elements: a quarter of a MiB, so that the current head keeps the cache
+
+// Fetch the vectors of the next key-value head of the same row, unless they are many; ``grad`` is null in the forward pass.
 inline void prefetch_next(const AttentionShape& shape, const float* q, const float* k, const float* v, const float* grad, int64_t b, int64_t kv) {
-    if (kv + 1 == shape.kv_heads) return;
+    const int64_t n = shape.keys * (shape.d_head + shape.d_value) + shape.queries * (shape.d_head + (grad == nullptr ? 0 : shape.d_value));
+    if (n > MAX_PREFETCHED) return;
     const int64_t h = (kv + 1) * shape.group;
     prefetch(k + b * shape.k.batch + (kv + 1) * shape.k.head, shape.k.token, shape.keys, shape.d_head);
     prefetch(v + b * shape.v.batch + (kv + 1) * shape.v.head, shape.v.token, shape.keys, shape.d_value);
@@ -171,13 +174,20 @@ inline void prefetch_next(const AttentionShape& shape, const float* q, const flo
     if (grad != nullptr) prefetch(grad + b * shape.z.batch + h * shape.z.head, shape.z.token, shape.queries, shape.d_value);
 }
 
-// One key-value head of one row of the batch; ``work`` holds the scores of a block and the transposed keys.
+struct Head {  // a key-value head of a row of the batch
+    int64_t b, kv;
+    float* work;
+    bool next;  // whether the same thread computes head kv + 1 after it
+};
+
+// Attention of one head; ``work`` holds the scores of a block and the transposed keys.
 inline void attend(
-    const AttentionShape& shape, const float* q, const float* k, const float* v, const uint8_t* mask, float* z, Normalizer* normalizers, int64_t b,
-    int64_t kv, float* work) {
+    const AttentionShape& shape, const float* q, const float* k, const float* v, const uint8_t* mask, float* z, Normalizer* normalizers, const Head& head) {
+    const int64_t b = head.b, kv = head.kv;
+    float* work = head.work;
     const float* values = v + b * shape.v.batch + kv * shape.v.head;
     float* keys = work + shape.block * shape.row;
-    prefetch_next(shape, q, k, v, nullptr, b, kv);
+    if (head.next) prefetch_next(shape, q, k, v, nullptr, b, kv);
     transpose(k + b * shape.k.batch + kv * shape.k.head, shape.k.token, shape.keys, shape.d_head, keys, shape.row);
     for (int64_t h = kv * shape.group; h < (kv + 1) * shape.group; h++) {
         for (int64_t start = 0; start < shape.queries; start += shape.block) {
@@ -201,12 +211,13 @@ struct Gradients {  // those of q, k and v lie in memory as (batch, token, head,
 // ``work`` holds the scores of a block and their gradients, and the transposed keys and values.
 inline void attend_backward(
     const AttentionShape& shape, const float* q, const float* k, const float* v, const uint8_t* mask, const Normalizer* normalizers, const Gradients& grad,
-    int64_t b, int64_t kv, float* work) {
-    const int64_t heads = shape.kv_heads * shape.group, d = shape.d_head, d_value = shape.d_value;
+    const Head& head) {
+    const int64_t b = head.b, kv = head.kv, heads = shape.kv_heads * shape.group, d = shape.d_head, d_value = shape.d_value;
+    float* work = head.work;
     const float *keys = k + b * shape.k.batch + kv * shape.k.head, *values = v + b * shape.v.batch + kv * shape.v.head;
     float *dk = grad.k + (b * shape.keys * shape.kv_heads + kv) * d, *dv = grad.v + (b * shape.keys * shape.kv_heads + kv) * d_value;
     float *dp = work + shape.block * shape.row, *keys_t = dp + shape.block * shape.row, *values_t = keys_t + d * shape.row;
-    prefetch_next(shape, q, k, v, grad.z, b, kv);
+    if (head.next) prefetch_next(shape, q, k, v, grad.z, b, kv);
     transpose(keys, shape.k.token, shape.keys, d, keys_t, shape.row);
     transpose(values, shape.v.token, shape.keys, d_value, values_t, shape.row);
     for (int64_t j = 0; j < shape.keys; j++) {
@@ -231,14 +242,15 @@ inline void attend_backward(
     }
 }
 
-// Runs body(b, kv, work) for each key-value head of each row of the batch; each thread has floats of its own in ``work``. A thread takes the
-// heads of a row one after another, which lie beside one another in memory, unless there are few rows.
+// Runs body(head) for each key-value head of each row of the batch; each thread has its own ``floats`` floats of ``work``. The heads of
+// a row lie beside one another in memory. With many rows, a thread therefore takes all heads of a row, one after another.
 template <typename Body>
 void for_each_head(const AttentionShape& shape, float* work, int64_t floats, int threads, const Body& body) {
     const int64_t n_items = shape.batch * shape.kv_heads, at_once = shape.batch >= 4 * threads ? shape.kv_heads : 1;
     std::atomic<int64_t> next{0};
     for_each_chunk(std::min<int64_t>(threads, n_items), threads, [&](int64_t slot) {
         for (int64_t i; (i = next.fetch_add(at_once)) < n_items;)
-            for (int64_t item = i; item < i + at_once; item++) body(item / shape.kv_heads, item % shape.kv_heads, work + slot * floats);
+            for (int64_t item = i; item < i + at_once; item++)
+                body(Head{item / shape.kv_heads, item % shape.kv_heads, work + slot * floats, item + 1 < i + at_once});
     });
 }

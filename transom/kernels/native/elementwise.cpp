@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 #ifdef __AVX512F__
 #include <immintrin.h>
@@ -20,8 +19,6 @@
 #include "rows.h"
 
 namespace {
-
-constexpr int64_t CHUNK = 1 << 14;  // elements
 
 template <typename T>
 void rotate_vectors(
@@ -110,14 +107,11 @@ bool softmax_row(T* __restrict s, const uint8_t* __restrict mask, int64_t keys) 
 template <typename T>
 int64_t softmax_rows(T* s, const uint8_t* mask, const int64_t* shape, const int64_t* mask_strides, int threads) {
     const int64_t heads = shape[1], queries = shape[2], keys = shape[3], rows = shape[0] * heads * queries;
-    const int64_t per_chunk = std::max<int64_t>(1, CHUNK / keys);
     std::atomic<int64_t> n_empty{0};
-    for_each_chunk((rows + per_chunk - 1) / per_chunk, threads, [&](int64_t chunk) {
-        for (int64_t i = chunk * per_chunk; i < std::min(rows, (chunk + 1) * per_chunk); i++) {
-            const int64_t b = i / (heads * queries), h = i / queries % heads, q = i % queries;
-            const uint8_t* of_row = mask == nullptr ? nullptr : mask + b * mask_strides[0] + h * mask_strides[1] + q * mask_strides[2];
-            if (!softmax_row(s + i * keys, of_row, keys)) n_empty.fetch_add(1);
-        }
+    Rows(rows, keys).for_each(threads, [&](int64_t i, int64_t) {
+        const int64_t b = i / (heads * queries), h = i / queries % heads, q = i % queries;
+        const uint8_t* of_row = mask == nullptr ? nullptr : mask + b * mask_strides[0] + h * mask_strides[1] + q * mask_strides[2];
+        if (!softmax_row(s + i * keys, of_row, keys)) n_empty.fetch_add(1);
     });
     return n_empty;
 }
@@ -157,10 +151,7 @@ void softmax_backward_row(T* __restrict grad, const T* __restrict p, int64_t key
 
 template <typename T>
 void softmax_backward_rows(T* grad, const T* p, int64_t rows, int64_t keys, int threads) {
-    const int64_t per_chunk = std::max<int64_t>(1, CHUNK / keys);
-    for_each_chunk((rows + per_chunk - 1) / per_chunk, threads, [=](int64_t chunk) {
-        for (int64_t i = chunk * per_chunk; i < std::min(rows, (chunk + 1) * per_chunk); i++) softmax_backward_row(grad + i * keys, p + i * keys, keys);
-    });
+    Rows(rows, keys).for_each(threads, [=](int64_t i, int64_t) { softmax_backward_row(grad + i * keys, p + i * keys, keys); });
 }
 
 // 64-bit words of keyed dropout masks (layers/dropout.py): outputs of SplitMix64.
@@ -203,13 +194,11 @@ void dropout_row(const T* __restrict x, const T* __restrict residual, T* __restr
 
 template <typename T, typename Random>
 void dropout_rows(const T* x, const T* residual, T* out, const Words& words, Random kept_below, float scale, int threads) {
-    const int64_t rows = words.n_seeds * words.n_tokens, width = words.width, per_chunk = std::max<int64_t>(1, CHUNK / width);
-    for_each_chunk((rows + per_chunk - 1) / per_chunk, threads, [=](int64_t chunk) {
-        for (int64_t i = chunk * per_chunk; i < std::min(rows, (chunk + 1) * per_chunk); i++) {
-            const uint64_t first = ((uint64_t)(words.first_token + i % words.n_tokens) << 32) + (uint64_t)words.first_word;
-            const T* added = residual == nullptr ? nullptr : residual + i * width;
-            dropout_row(x + i * width, added, out + i * width, (uint64_t)words.seeds[i / words.n_tokens], first, words, kept_below, scale);
-        }
+    const int64_t width = words.width;
+    Rows(words.n_seeds * words.n_tokens, width).for_each(threads, [=](int64_t i, int64_t) {
+        const uint64_t first = ((uint64_t)(words.first_token + i % words.n_tokens) << 32) + (uint64_t)words.first_word;
+        const T* added = residual == nullptr ? nullptr : residual + i * width;
+        dropout_row(x + i * width, added, out + i * width, (uint64_t)words.seeds[i / words.n_tokens], first, words, kept_below, scale);
     });
 }
 
@@ -230,23 +219,19 @@ extern "C" {
 void transom_attention(
     const AttentionShape* shape, const float* q, const float* k, const float* v, const uint8_t* mask, float* z, Normalizer* normalizers, float* work,
     int64_t floats, int threads) {
-    for_each_head(*shape, work, floats, threads, [=](int64_t b, int64_t kv, float* own) {
-        attend(*shape, q, k, v, mask, z, normalizers, b, kv, own);
-    });
+    for_each_head(*shape, work, floats, threads, [=](const Head& head) { attend(*shape, q, k, v, mask, z, normalizers, head); });
 }
 
 void transom_attention_backward(
     const AttentionShape* shape, const float* q, const float* k, const float* v, const uint8_t* mask, const Normalizer* normalizers,
     const float* grad, float* dq, float* dk, float* dv, float* work, int64_t floats, int threads) {
     const Gradients gradients{grad, dq, dk, dv};
-    for_each_head(*shape, work, floats, threads, [=](int64_t b, int64_t kv, float* own) {
-        attend_backward(*shape, q, k, v, mask, normalizers, gradients, b, kv, own);
-    });
+    for_each_head(*shape, work, floats, threads, [=](const Head& head) { attend_backward(*shape, q, k, v, mask, normalizers, gradients, head); });
 }
 
-// activate: f(x), f(x + bias) or f(x) * up; what is not there is null. Rows of all tensors begin ``stride`` elements after one another.
-// activate_backward: dx, which may be ``grad``, and those of ``up`` and ``dbias`` that are there; ``out``, unless null, is the result once more.
-//   Returns 1 if memory is short.
+// activate: f(x), f(x + bias) or f(x) * up; ``bias`` and ``up`` may be null. Rows of all tensors begin ``stride`` elements after one another.
+// activate_backward: writes dx, which may be ``grad``; dup if ``up`` is given; dbias if ``bias`` is given; and the result of the forward pass
+//   to ``recomputed`` unless that is null. Returns 1 if memory is short.
 // norm: layer normalization, or RMS normalization if ``mean`` is null; ``inverse`` is 1 / sigma of each row.
 // norm_backward: returns 1 if memory is short; ``dbeta`` is not written for RMS normalization.
 // rotate: turns the pairs (x_k, x_{k + pairs}) of each vector by an angle; all tensors have the axes (batch, heads, length, d_head), and vectors
@@ -261,9 +246,10 @@ void transom_attention_backward(
         activate(kind, x, bias, up, out, Rows(rows, width), stride, threads);                                                                            \
     }                                                                                                                                                    \
     int transom_activate_backward_##name(                                                                                                                \
-        int kind, const T* grad, const T* x, const float* bias, const T* up, T* dx, T* dup, T* out, float* dbias, int64_t rows, int64_t width,           \
+        int kind, const T* grad, const T* x, const float* bias, const T* up, T* dx, T* dup, T* recomputed, float* dbias, int64_t rows, int64_t width,    \
         int64_t stride, int threads) {                                                                                                                   \
-        return activate_backward(kind, ActivationTensors<T>{grad, x, bias, up, dx, dup, out, stride}, dbias, Rows(rows, width), threads) ? 0 : 1;        \
+        const ActivationTensors<T> tensors{grad, x, bias, up, dx, dup, recomputed, stride};                                                              \
+        return activate_backward(kind, tensors, dbias, Rows::in_few_chunks(rows, width), threads) ? 0 : 1;                                               \
     }                                                                                                                                                    \
     void transom_norm_##name(                                                                                                                            \
         const T* x, const float* gamma, const float* beta, T* out, float* mean, float* inverse, int64_t rows, int64_t width, float eps, int threads) {   \
@@ -272,7 +258,7 @@ void transom_attention_backward(
     int transom_norm_backward_##name(                                                                                                                    \
         const T* grad, const T* x, const float* gamma, const float* mean, const float* inverse, T* dx, float* dgamma, float* dbeta, int64_t rows,        \
         int64_t width, int threads) {                                                                                                                    \
-        return norm_backward(grad, x, gamma, mean, inverse, dx, dgamma, dbeta, Rows(rows, width), threads) ? 0 : 1;                                      \
+        return norm_backward(grad, x, gamma, mean, inverse, dx, dgamma, dbeta, Rows::in_few_chunks(rows, width), threads) ? 0 : 1;                       \
     }                                                                                                                                                    \
     void transom_rotate_##name(                                                                                                                          \
         const T* x, const float* cos, const float* sin, T* out, const int64_t* shape, const int64_t* x_strides, const int64_t* table_strides,            \

@@ -38,11 +38,12 @@ class EarlyExitLoss(Objective):
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
         """Compute the weighted sum of the losses after all blocks."""
         final_objective = self._final_objective.loss(forward)
-        total, labels = self._weights[-1] * final_objective.backward_loss, forward.at_labels(forward.batch.labels)
+        total = self._weights[-1] * final_objective.backward_loss
         for weight_of_exit, site in zip(self._weights[:-1], self.sites, strict=True):
             hidden, weight = self._model.factor_logits(self._model.decoder.final_norm(forward.activations[site][-1], StackContext()))
+            hidden, labels = forward.at_labels(hidden, forward.batch.labels)
             smoothing = self._final_objective.label_smoothing
-            exit_loss = linear_cross_entropy(forward.at_labels(hidden), weight, labels, smoothing, softcap=forward.softcap)
+            exit_loss = linear_cross_entropy(hidden, weight, labels, smoothing, softcap=forward.softcap)
             total = total + weight_of_exit * exit_loss[0]
         return final_objective._replace(backward_loss=total)
 

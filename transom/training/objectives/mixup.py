@@ -16,6 +16,6 @@ class MixupCrossEntropy(CrossEntropy):
         batch = forward.batch
         if not isinstance(batch, ImageBatch) or batch.mixup is None:
             return super().loss(forward)
-        hidden, own, other, lam = map(forward.at_labels, (forward.hidden, batch.labels, batch.mixup.labels, batch.mixup.lam))
+        hidden, own, other, lam = forward.at_labels(forward.hidden, batch.labels, batch.mixup.labels, batch.mixup.lam)
         loss, nll = mixup_cross_entropy(hidden @ forward.weight.T.to(hidden), (own, other), lam, self.label_smoothing)
         return MicroBatchLoss(loss, loss, nll)

@@ -18,6 +18,6 @@ class BinaryCrossEntropy(Objective):
 
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
         """Compute the loss of a micro-batch from its logits."""
-        hidden, labels = map(forward.at_labels, (forward.hidden, forward.batch.labels))
+        hidden, labels = forward.at_labels(forward.hidden, forward.batch.labels)
         loss, nll = binary_cross_entropy(hidden @ forward.weight.T.to(hidden), labels, self.label_smoothing)
         return MicroBatchLoss(loss, loss, nll.detach())

@@ -38,10 +38,11 @@ class ForwardPass(NamedTuple):
     softcap: float | None = None
     counted: bool = True
 
-    def at_labels(self, x: Tensor) -> Tensor:
-        """Return the elements of ``x`` (one or a vector per position) at the labels in the loss mask; a view if these are all."""
-        rows, x = self.loss_mask.flatten().nonzero()[:, 0], x.flatten(0, self.loss_mask.dim() - 1)
-        return x if len(rows) == len(x) else x.index_select(0, rows)
+    def at_labels(self, *tensors: Tensor) -> Sequence[Tensor]:
+        """Return the elements of tensors (one or a vector per position) at the labels in the loss mask; views if these are all."""
+        rows = self.loss_mask.flatten().nonzero()[:, 0]
+        flat = [x.flatten(0, self.loss_mask.dim() - 1) for x in tensors]
+        return flat if len(rows) == self.loss_mask.numel() else [x.index_select(0, rows) for x in flat]
 
 
 def forward_pass(model: Network, batch: Batch, sites: Sequence[str] = ()) -> ForwardPass:
@@ -120,7 +121,7 @@ class CrossEntropy(Objective):
 
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
         """Compute the loss without materializing all logits."""
-        hidden, labels = map(forward.at_labels, (forward.hidden, forward.batch.labels))
+        hidden, labels = forward.at_labels(forward.hidden, forward.batch.labels)
         loss, nll = linear_cross_entropy(hidden, forward.weight, labels, self.label_smoothing, softcap=forward.softcap)
         return MicroBatchLoss(loss, loss, nll)
 

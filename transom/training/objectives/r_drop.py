@@ -28,7 +28,7 @@ class RDrop(CrossEntropy):
 
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
         """Compute the loss from the two predictions of each label in a duplicated batch."""
-        pairs = (forward.at_labels(x).unflatten(0, (2, -1)) for x in (forward.hidden, forward.batch.labels))
+        pairs = (x.unflatten(0, (2, -1)) for x in forward.at_labels(forward.hidden, forward.batch.labels))
         hidden, labels = (pair.transpose(0, 1).flatten(0, 1) for pair in pairs)
         loss, nll = linear_cross_entropy(hidden, forward.weight, labels, self.label_smoothing, self.alpha, forward.softcap)
         return MicroBatchLoss(loss, loss, nll)
