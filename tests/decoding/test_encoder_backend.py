@@ -12,13 +12,17 @@ from transom.config.data import TokenizerConfig
 from transom.config.model import AnyModel
 from transom.data.batch import ImageBatch, LabeledTextBatch, MaskedBatch, PaddedSequences
 from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.decoding.backends import native_blocks
 from transom.decoding.backends.decoder_backend import build_encoder_backend
 from transom.decoding.backends.fused_inference import FusedStack
+from transom.decoding.backends.native_blocks import Int8Stack
 from transom.decoding.predictors.classifier import Classifier
 from transom.decoding.predictors.embedder import Embedder
 from transom.decoding.predictors.fill_mask import MaskFiller
 from transom.errors import ConfigError
+from transom.kernels.native_library import load_native_library
 from transom.models.build import build_model
+from transom.planning.precision import num_threads_set_to
 
 SIZES: dict[str, Any] = {"d_model": 32, "n_layers": 3, "n_heads": 2, "d_ff": 48, "attention_dropout": 0.0}
 TEXT: dict[str, Any] = SIZES | {"vocab_size": 40, "max_seq_len": 16}
@@ -108,7 +112,55 @@ def test_8_bits_of_a_text_are_the_same_beside_others_and_by_any_number_of_thread
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[2, 0], found[1, 0]) and torch.equal(found[3, 0], found[1, 0])
-    assert torch.allclose(found[3, 7], found[1, 0][7:8], rtol=0, atol=1e-5), "attention is PyTorch's, and rounds otherwise"
+    assert torch.allclose(found[3, 7], found[1, 0][7:8], rtol=0, atol=1e-5), "attention of one text is PyTorch's, and rounds otherwise"
+
+
+def biases(kind: str, rows: int, heads: int, length: int) -> torch.Tensor | None:
+    """Return what is added to attention scores: nothing, hidden keys at the end of sequences, hidden segments, or a number per distance."""
+    if kind == "none":
+        return None
+    lengths = torch.arange(rows) % length + 1
+    if kind == "padding":
+        return torch.zeros(rows, 1, 1, length).masked_fill_(torch.arange(length) >= lengths[:, None, None, None], -torch.inf)
+    if kind == "segments":
+        segments = torch.arange(length) >= lengths[:, None]
+        return torch.zeros(rows, 1, length, length).masked_fill_(segments[:, None, :, None] != segments[:, None, None], -torch.inf)
+    return torch.randn(1, heads, length, length)
+
+
+def native_stack() -> Int8Stack:
+    library = load_native_library().library
+    assert library is not None
+    return Int8Stack(library, made(KINDS[0] | {"d_model": 40, "n_heads": 2, "d_head": 16, "d_value": 32}).float().encoder)
+
+
+@needs_library
+@pytest.mark.kernels
+@pytest.mark.parametrize("bias", ["none", "padding", "segments", "relative"])
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (9, 1), (5, 7), (13, 25), (4, 65), (3, 97), (2, 210)])
+@torch.inference_mode()
+def test_sequences_one_after_another_give_what_chunks_of_rows_do(
+    rows: int, length: int, bias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32; int8 would round a number that differs in its last bit to another step."""
+    packer = native_blocks.BlockPacker
+    monkeypatch.setattr(native_blocks, "BlockPacker", lambda library, _: packer(library, "fp32"))
+    monkeypatch.setattr(native_blocks, "WEIGHT_TYPES", {"int8": native_blocks.WEIGHT_TYPES["fp32"]})
+    stack, x, added = native_stack(), torch.randn(rows, length, 40), biases(bias, rows, 2, length)
+    for n_threads in (1, 3):
+        with num_threads_set_to(n_threads):
+            monkeypatch.setattr(native_blocks, "MIN_SEQUENCES", 10**9)
+            expected = stack.read(x, added)
+            monkeypatch.setattr(native_blocks, "MIN_SEQUENCES", 0)
+            assert torch.allclose(stack.read(x, added), expected, rtol=1e-4, atol=1e-5)
+
+
+@needs_library
+@pytest.mark.kernels
+@torch.inference_mode()
+def test_attention_to_nothing_is_0() -> None:
+    hidden = torch.full((40, 1, 1, 9), -torch.inf)
+    assert native_stack().read(torch.randn(40, 9, 40), hidden).isfinite().all()
 
 
 @pytest.mark.parametrize("fields", [{"norm": {"kind": "rmsnorm"}}, {"position": {"kind": "rotary"}}])

@@ -4,14 +4,20 @@ Every shape of ``SHAPES`` in each weight type, by one thread and by several; eac
 """
 
 import ctypes
+import itertools
 import sys
 
 import torch
+from pydantic import TypeAdapter
 
 from tests.kernels.test_native_decoder import LANGUAGE_VARIANTS, VARIANTS, language_model, model_of
+from transom.config.model import AnyModel
 from transom.data.batch import PaddedSequences
+from transom.decoding.backends import native_blocks
+from transom.decoding.backends.native_blocks import Int8Stack
 from transom.decoding.backends.native_decoder import WEIGHT_TYPES, NativeLanguageModel, NativeSeq2Seq, TiledLinear
 from transom.kernels.native_library import declare_functions, use_openmp
+from transom.models.build import build_model
 
 SHAPES = [
     ([[5, 6, 7, 2]], 1, 4),
@@ -53,7 +59,24 @@ def run(library: ctypes.CDLL) -> int:
                     for _ in range(3):
                         assert writer.step(torch.ones(2 * len(prompt), 1, dtype=torch.long), cache).isfinite().all()
                         n_steps += 1
-    return n_steps
+    return n_steps + read_sequences(library)
+
+
+def read_sequences(library: ctypes.CDLL) -> int:
+    """Read sequences by an encoder in int8, by chunks of rows and one after another; return how many times."""
+    fields: dict[str, object] = {"kind": "encoder", "d_model": 40, "n_layers": 2, "n_heads": 2, "d_head": 16, "d_value": 32, "d_ff": 48}
+    model = build_model(
+        TypeAdapter(AnyModel).validate_python(fields | {"vocab_size": 40, "max_seq_len": 128, "feed_forward": {"kind": "gelu"}})
+    )
+    stack, n_reads = Int8Stack(library, model.encoder.eval()), 0
+    for threads, at_least, (rows, length) in itertools.product((1, 3), (0, 10**9), ((1, 1), (9, 1), (7, 25), (4, 97))):
+        torch.set_num_threads(threads)
+        native_blocks.MIN_SEQUENCES = at_least
+        hidden = torch.zeros(rows, 1, 1, length).masked_fill_(torch.arange(length) > rows, -torch.inf)
+        for bias in (None, hidden, torch.randn(1, 2, length, length)):
+            assert stack.read(torch.randn(rows, length, 40), bias).isfinite().all()
+            n_reads += 1
+    return n_reads
 
 
 def overrun(library: ctypes.CDLL) -> None:

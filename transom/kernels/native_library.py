@@ -26,6 +26,7 @@ _STEP_FUNCTIONS: _Functions = {
     "transom_set_openmp": ([_POINTER] * 3, None),
     "transom_encoder_project": ([_INT, *[_POINTER] * 2, _INT, _INT, _POINTER, _INT], _INT),
     "transom_encoder_finish": ([_INT, *[_POINTER] * 3, _INT, _INT, _INT], _INT),
+    "transom_encoder_block": ([_INT, *[_POINTER] * 3, _INT, _INT], _INT),
     "transom_create_workspace": ([_INT, _INT], _POINTER),
     "transom_free_workspace": ([_POINTER], None),
     "transom_step": ([_POINTER] * 3, _INT),

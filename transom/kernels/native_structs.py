@@ -50,6 +50,16 @@ class AttentionStruct(ctypes.Structure):
     ]
 
 
+class SequencesStruct(ctypes.Structure):
+    """Sequences that an encoder reads, and the bias of their attention scores."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("rows", "length", "n_heads", "d_head", "d_value")),
+        ("bias", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("bias_row", "bias_head", "bias_query")),
+    ]
+
+
 class StateStruct(ctypes.Structure):
     """State of a search between decoding steps."""
 

@@ -16,6 +16,12 @@ from transom.layers.feed_forward import FeedForward, GatedFeedForward
 from transom.layers.norm import LayerNorm, Norm, RmsNorm
 from transom.layers.stack import Stack
 
+LANES = 16
+"""Floats per SIMD vector."""
+
+MIN_SEQUENCES = 4
+"""Number of sequences per thread from which each thread takes whole sequences."""
+
 
 class BlockPacker:
     """Packs modules to the structures of the native library.
@@ -83,9 +89,10 @@ class BlockPacker:
 
 
 class Int8Stack:
-    """An encoder stack with int8 weights; activations are float32, and attention is PyTorch's.
+    """An encoder stack with int8 weights and float32 activations.
 
-    A chunk of rows passes through all products and norms between two attentions at once, so that its hidden vectors stay in the caches.
+    With many sequences, a thread passes one sequence after another through a block. Otherwise all threads share a sequence: a chunk of rows
+    passes through all products and norms between two attentions at once, and attention is PyTorch's. Hidden vectors stay in the caches.
     """
 
     def __init__(self, library: ctypes.CDLL, stack: Stack) -> None:
@@ -101,19 +108,36 @@ class Int8Stack:
     def read(self, x: Float[Tensor, "rows query d_model"], bias: Tensor | None) -> Float[Tensor, "rows query d_model"]:
         """Process whole sequences; ``bias`` is added to the attention scores of every block."""
         residual = x.float().clone(memory_format=torch.contiguous_format)
-        qkv = residual.new_empty(*x.shape[:2], self._n_heads * sum(self._widths))  # of one block after another
         bias = None if bias is None else bias.float()
-        for block in self._blocks:
-            self._update(block, residual, qkv, bias)
+        if x.numel() > 0 and self._are_many(len(x)):
+            self._read_sequences(residual, bias)
+        elif x.numel() > 0:
+            qkv = residual.new_empty(*x.shape[:2], self._n_heads * sum(self._widths))  # of one block after another
+            for block in self._blocks:
+                self._update(block, residual, qkv, bias)
         y = residual.to(x.dtype)
         return y if self._norm is None else self._norm(y)
+
+    def _are_many(self, n_sequences: int) -> bool:
+        """Return whether each thread gets several sequences, whose heads the library can compute."""
+        return n_sequences >= MIN_SEQUENCES * torch.get_num_threads() and all(width % LANES == 0 for width in self._widths)
+
+    def _read_sequences(self, x: Tensor, bias: Tensor | None) -> None:
+        """Pass the residual stream ``x`` through all blocks, in place, one sequence after another."""
+        (rows, length, d_model), kind, threads = x.shape, WEIGHT_TYPES["int8"], torch.get_num_threads()
+        if bias is not None:
+            bias = bias.expand(rows, self._n_heads, length, length)
+            bias = bias if bias.stride(-1) == 1 else bias.contiguous()
+        strides = (0, 0, 0) if bias is None else bias.stride()[:3]
+        sequences = self._structs.SequencesStruct(rows, length, self._n_heads, *self._widths[1:], pointer(bias), *strides)
+        for block in self._blocks:
+            status = self._library.transom_encoder_block(kind, ctypes.byref(block), ctypes.byref(sequences), x.data_ptr(), d_model, threads)
+            self._check(status)
 
     def _update(self, block: Any, x: Tensor, qkv: Tensor, bias: Tensor | None) -> None:
         """Pass the residual stream ``x`` through a block, in place."""
         (rows, length, d_model), kind, threads = x.shape, WEIGHT_TYPES["int8"], torch.get_num_threads()
         layout, shape = ctypes.byref(block), (rows * length, d_model)
-        if x.numel() == 0:
-            return
         self._check(self._library.transom_encoder_project(kind, layout, x.data_ptr(), *shape, qkv.data_ptr(), threads))
         widths = [self._n_heads * width for width in self._widths]
         q, k, v = (each.unflatten(-1, (self._n_heads, -1)).transpose(1, 2) for each in qkv.split(widths, -1))

@@ -8,11 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
-
 #include "activation.h"
+#include "float_products.h"
 #include "norm.h"
 #include "numbers.h"
 #include "parallel.h"

@@ -1,6 +1,6 @@
-// Blocks: their norms and linear maps; and the blocks of an encoder, all but attention itself, over chunks of rows.
+// Blocks: their norms and linear maps; and the blocks of an encoder, over chunks of rows, or with attention over one sequence after another.
 //
-// Between two products the rows of a chunk stay in the second-level cache, where PyTorch writes each result of a layer to memory.
+// Between two products the rows of a chunk or a sequence stay in the second-level cache, where PyTorch writes each result of a layer to memory.
 
 #pragma once
 
@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <type_traits>
 
+#include "float_products.h"
 #include "parallel.h"
 #include "products.h"
 
@@ -23,6 +24,12 @@ extern "C" struct Norm {
 extern "C" struct Block {
     Norm attn_pre_norm, attn_post_norm, cross_pre_norm, cross_post_norm, ff_pre_norm, ff_post_norm;
     Linear qkv, o, q, cross_o, gate, up, down; // null weights for missing parts: cross-attention, the gate
+};
+
+extern "C" struct Sequences {  // of equal length; ``bias`` is added to the scores, null for none, and its keys are contiguous
+    int32_t rows, length, n_heads, d_head, d_value;
+    const float* bias;
+    int64_t bias_row, bias_head, bias_query;  // strides, 0 where the bias is the same for all
 };
 
 namespace {
@@ -77,17 +84,29 @@ void normalize(const Norm& norm, const float* x, int rows, int width, float* y) 
 }
 
 constexpr int ENCODER_ROWS = 96;  // rows of a chunk
+constexpr int QUERIES = 96;       // whose scores are computed together
 
 struct ChunkBuffers {
-    std::vector<float> normed, gate, hidden;
+    std::vector<float> normed, gate, hidden, qkv, z, keys, scores;
     Rows rows;
 
     void reserve(Kind kind, const Block& block, int n_rows, int d_model) {
-        const auto at_least = [](std::vector<float>& x, size_t n) { if (x.size() < n) x.resize(n); };
         at_least(normed, size_t(n_rows) * d_model);
         at_least(hidden, size_t(n_rows) * block.up.out_features);
         if (block.gate.weight) at_least(gate, size_t(n_rows) * block.up.out_features);
         rows.reserve(kind, n_rows, std::max({d_model, block.o.in_features, block.down.in_features}));
+    }
+
+    void reserve_attention(const Block& block, const Sequences& of, int sequences) {
+        at_least(qkv, size_t(sequences) * of.length * block.qkv.out_features);
+        at_least(z, size_t(sequences) * of.length * block.o.in_features);
+        at_least(keys, size_t(up_to(of.length, LANES)) * of.d_head);
+        at_least(scores, size_t(up_to(of.length, LANES)) * QUERIES);
+    }
+
+   private:
+    static void at_least(std::vector<float>& x, size_t n) {
+        if (x.size() < n) x.resize(n);
     }
 };
 
@@ -120,6 +139,72 @@ void finish_rows(const Block& block, const float* z, int rows, int d_model, floa
     own.rows.take(kind, own.hidden.data(), rows, block.down.in_features);
     apply<kind>(block.down, own.rows, rows, {x, nullptr, x});
     if (block.ff_post_norm.gain) normalize(block.ff_post_norm, x, rows, d_model, x);
+}
+
+// Replace the scores of a query by their softmax, after adding the bias; weights are 0 if the bias of all keys is minus infinity.
+inline void soften(float* scores, const float* bias, int keys) {
+    __m512 most = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
+    for (int j = 0; j < keys; j += LANES) {
+        const __mmask16 mask = first(keys - j);
+        __m512 s = _mm512_mask_blend_ps(mask, most, _mm512_loadu_ps(scores + j));
+        if (bias) s = _mm512_mask_add_ps(s, mask, s, masked_load(mask, bias + j));
+        _mm512_storeu_ps(scores + j, s);
+        most = _mm512_max_ps(most, s);
+    }
+    const float largest = _mm512_reduce_max_ps(most);
+    if (largest == -INFINITY) {
+        std::fill_n(scores, keys, 0.0f);
+        return;
+    }
+    for (int j = 0; j < keys; j += LANES) {
+        const __m512 e = exponential(_mm512_sub_ps(_mm512_loadu_ps(scores + j), _mm512_set1_ps(largest)));
+        _mm512_storeu_ps(scores + j, e);
+        total = _mm512_mask_add_ps(total, first(keys - j), total, e);
+    }
+    const __m512 inverse = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(total));
+    for (int j = 0; j < keys; j += LANES) _mm512_storeu_ps(scores + j, _mm512_mul_ps(_mm512_loadu_ps(scores + j), inverse));
+}
+
+// Return the number of keys up to the last one that a row's bias, if it is the same for all queries, does not hide.
+inline int visible_keys(const Sequences& of, const float* bias) {
+    int keys = of.length;
+    if (bias && !of.bias_query && !of.bias_head)
+        while (keys > 1 && bias[keys - 1] == -INFINITY) keys--;
+    return keys;
+}
+
+// z (length, n_heads d_value) = softmax(Q K^T / sqrt(d_head) + bias) V for one row of the batch, whose queries, keys and values are in qkv.
+inline void attend_sequence(const Sequences& of, int row, const float* qkv, float* z, ChunkBuffers& own) {
+    const int width = of.n_heads * (2 * of.d_head + of.d_value), z_width = of.n_heads * of.d_value;
+    const float* bias = of.bias ? of.bias + row * of.bias_row : nullptr;
+    const int keys = visible_keys(of, bias), padded = up_to(keys, LANES);
+    float *const scores = own.scores.data(), *const transposed = own.keys.data();
+    for (int head = 0; head < of.n_heads; head++) {
+        const float *q = qkv + head * of.d_head, *k = q + of.n_heads * of.d_head, *v = qkv + 2 * of.n_heads * of.d_head + head * of.d_value;
+        float_products::transpose(k, width, keys, of.d_head, transposed, padded);
+        for (int start = 0; start < of.length; start += QUERIES) {
+            const int n = std::min(QUERIES, of.length - start);
+            float_products::multiply(q + size_t(start) * width, width, 1, transposed, padded, scores, padded, n, padded, of.d_head, 1.0f / std::sqrt(float(of.d_head)), false);
+            for (int i = 0; i < n; i++) soften(scores + i * padded, bias ? bias + head * of.bias_head + (start + i) * of.bias_query : nullptr, keys);
+            float_products::multiply(scores, padded, 1, v, width, z + size_t(start) * z_width + head * of.d_value, z_width, n, of.d_value, keys, 1.0f, false);
+        }
+    }
+}
+
+// Pass the residual stream of rows ``begin`` to ``end`` of the batch, x (end - begin, length, d_model), through a block.
+template <Kind kind>
+void read_sequences(const Block& block, const Sequences& of, int begin, int end, int d_model, float* x, ChunkBuffers& own) {
+    const int n = (end - begin) * of.length, n_chunks = (n + ENCODER_ROWS - 1) / ENCODER_ROWS, chunk = (n + n_chunks - 1) / n_chunks;
+    const size_t qkv_width = block.qkv.out_features, z_width = block.o.in_features;
+    float *const qkv = own.qkv.data(), *const z = own.z.data();
+    for (int from = 0; from < n; from += chunk)
+        project_rows<kind>(block, x + size_t(from) * d_model, std::min(chunk, n - from), d_model, qkv + from * qkv_width, own);
+    for (int row = begin; row < end; row++) {
+        const size_t from = size_t(row - begin) * of.length;
+        attend_sequence(of, row, qkv + from * qkv_width, z + from * z_width, own);
+    }
+    for (int from = 0; from < n; from += chunk)
+        finish_rows<kind>(block, z + from * z_width, std::min(chunk, n - from), d_model, x + size_t(from) * d_model, own);
 }
 
 // Call work(kind, buffers, first row, number of rows) for each chunk of rows.

@@ -384,6 +384,26 @@ int transom_encoder_finish(int kind, const Block* block, const float* z, float* 
     });
 }
 
+// Pass the residual stream x (rows, length, d_model) through a block; heads have a multiple of 16 channels.
+int transom_encoder_block(int kind, const Block* block, const Sequences* of, float* x, int d_model, int threads) {
+    const int most = std::max(1, ENCODER_ROWS / of->length), turns = (of->rows + threads * most - 1) / (threads * most), n_groups = threads * turns;
+    const int group = (of->rows + n_groups - 1) / n_groups;  // as many groups of sequences for each thread
+    std::atomic<int> status{DONE};
+    for_each_chunk((of->rows + group - 1) / group, threads, [&](int64_t i) {
+        const int begin = int(i) * group, end = std::min(begin + group, of->rows);
+        thread_local ChunkBuffers own;
+        const int failed = guarded([&] {
+            own.reserve(Kind(kind), *block, std::min(ENCODER_ROWS, group * of->length), d_model);
+            return own.reserve_attention(*block, *of, group), DONE;
+        });
+        if (failed) return status.store(failed);
+        configure_tiles();
+        with_kind(Kind(kind), [&](auto constant) { read_sequences<constant>(*block, *of, begin, end, d_model, x + size_t(begin) * of->length * d_model, own); });
+        release_tiles();
+    });
+    return status;
+}
+
 // Create the workspace of a cache; null if memory cannot be allocated.
 void* transom_create_workspace(int threads, int most) {
     Workspace* workspace = nullptr;
