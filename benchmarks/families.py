@@ -27,7 +27,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from benchmarks.measure import describe_environment, peak_flops, time_interleaved, write_result
+from benchmarks.measure import describe_environment, faster_peak, matmul_workloads, peak_flops, time_interleaved, write_result
 from benchmarks.shapes import LEARNING_RATE, TRAINING, random_tokens
 from benchmarks.translation import Row, print_table, row, seconds_of, start_workers, with_ratios
 from benchmarks.worker import Worker
@@ -45,6 +45,9 @@ from transom.planning.precision import choose_precision, choose_threads
 CLASSES = ("a", "b", "c", "d")
 LIBRARIES = ("torch", "transformers", "x-transformers", "litgpt", "onnxruntime", "llama_cpp_python")
 """The systems of this benchmark, whose versions are recorded."""
+
+COUNTED = ("training", "encoding")
+"""Workloads whose FLOP/s are compared with the peak rate, which is measured again in turns with them."""
 
 Workloads = dict[tuple[str, str], Callable[[], Any]]
 """Workloads by (name, mode), such as ``("training", "bf16")``."""
@@ -320,13 +323,15 @@ def family_tables(family: Family, rounds: int, threads: int, compiled: bool, pea
     with start_workers(systems, threads) as timed_calls:
         for name in dict.fromkeys(name for _, (name, _) in timed_calls):
             calls = {(system, mode): seconds_of(call) for (system, (each, mode)), call in timed_calls.items() if each == name}
-            quartiles_of = time_interleaved(calls, rounds)
+            products = matmul_workloads(peak) if name in COUNTED else {}
+            quartiles_of = time_interleaved({**calls, **products}, rounds)
+            peak_now = faster_peak(peak, quartiles_of) if products else peak
             tokens = new_tokens.get(name, family.rows * family.length)
-            rows = [
-                row(system, mode, tokens, quartiles) | utilization(family, name, mode, quartiles.median, peak)
-                for (system, mode), quartiles in quartiles_of.items()
+            tables[name] = [
+                row(system, mode, tokens, quartiles_of[system, mode])
+                | utilization(family, name, mode, quartiles_of[system, mode].median, peak_now)
+                for system, mode in calls
             ]
-            tables[name] = rows
     for each in tables.get("training", []):
         workload = "training", each["mode"]
         with Worker(*systems[each["system"]], threads=threads, only=workload) as worker:
@@ -335,11 +340,11 @@ def family_tables(family: Family, rounds: int, threads: int, compiled: bool, pea
 
 
 def utilization(family: Family, workload: str, mode: str, seconds: float, peak: PeakRates) -> Row:
-    """Return the FLOP/s of a step or an encoding as a fraction of the peak rate in its dtype; nothing for generation."""
-    if workload not in ("training", "encoding"):
+    """Return the FLOP/s of a step or an encoding as a fraction of the peak rate in its dtype, and that rate; nothing for generation."""
+    if workload not in COUNTED:
         return {}
-    flops = family.flops.training if workload == "training" else family.flops.forward
-    return {"matmul_utilization": round(flops / seconds / peak_flops(peak, mode), 3)}
+    flops, rate = family.flops.training if workload == "training" else family.flops.forward, peak_flops(peak, mode)
+    return {"matmul_utilization": round(flops / seconds / rate, 3), "peak_gflops": round(rate / 1e9)}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,9 @@ LIBRARIES = ("torch", "transformers", "ctranslate2")
 
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 """Instruction sets that determine the speed of bfloat16 and int8 products."""
+
+SQUARE = 2048
+"""Rows, inner size and columns of the products that measure the peak rate in turns with workloads."""
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -56,6 +60,24 @@ def time_interleaved(systems: Mapping[Name, Callable[[], float]], rounds: int, n
         for name, workload in systems.items():
             seconds[name].append(workload())
     return {name: Quartiles.of(times) for name, times in seconds.items()}
+
+
+def matmul_workloads(peak: PeakRates) -> dict[torch.dtype, Callable[[], float]]:
+    """Return by dtype a matrix product that returns its duration, to be timed in turns with other workloads (``faster_peak``)."""
+    return {dtype: timed(partial(torch.matmul, *torch.ones(2, SQUARE, SQUARE, dtype=dtype))) for dtype in peak.flops}
+
+
+def faster_peak(peak: PeakRates, timings: Mapping[torch.dtype, Quartiles]) -> PeakRates:
+    """Return ``peak``, or the rates of the faster quarter of the products of ``matmul_workloads`` where these are higher.
+
+    A processor's clock may rise within minutes, when others on the same machine come to rest.
+
+    >>> seconds = Quartiles(1.0, 0.5, 2.0)
+    >>> faster_peak(PeakRates({torch.float32: 1e9}, 1e9), {torch.float32: seconds}).flops[torch.float32] == 2 * 2048**3 / 0.5
+    True
+    """
+    rates = {dtype: max(rate, 2 * SQUARE**3 / timings[dtype].low) for dtype, rate in peak.flops.items()}
+    return PeakRates(rates, peak.bandwidth)
 
 
 def peak_flops(peak: PeakRates, mode: str) -> float:
