@@ -15,6 +15,7 @@ from tests.cli.test_images import photos, seeing
 from tests.cli.test_instructions import asked, instruction_tuned
 from tests.cli.test_language import LanguageRun, spoken
 from tests.cli.test_tag import tagged, tagging
+from tests.kernels.test_native_decoder import needs_library
 from transom.cli.edits import EXAMPLE
 from transom.data.tokenizer.special_tokens import EOS, SOS
 from transom.inspection.edits.answers import ask
@@ -110,6 +111,16 @@ def test_masks_tags_and_vectors_are_those_of_the_edited_model(
     assert len(words) == 2 and len({f"{p:.4f}" for p in words}) == 1
     lines = transom("embed", classifying, "a cat", "a wolf of 3", "--edit", zero).out
     assert lines.count("1.000") == 4, lines
+
+
+@needs_library
+@pytest.mark.kernels
+def test_an_edited_model_does_not_claim_to_compute_in_int8(transom: Call, classifying: Path, write: Write) -> None:
+    zero = write({"kind": "set", "name": "pooled", "value": 0})
+    plain = transom("classify", classifying, "a cat of 3", "--edit", zero, "--json")
+    short = transom("classify", classifying, "a cat of 3", "--edit", zero, "--precision", "int8", "--json")
+    assert short.json == plain.json
+    assert "do not compute in int8" in short.err and "int8" not in plain.err
 
 
 def test_a_trace_of_an_edited_model(transom: Call, trained: Trained, write: Write) -> None:

@@ -173,8 +173,9 @@ def test_what_reads_or_changes_the_hidden_units_is_served_by_the_layer(kind: str
         (ActivationRecorder(edits={"hidden": Edit(torch.zeros(1))}), False),
         (ActivationRecorder(edits={"other": Edit(torch.zeros(1))}), True),
     ):
-        for observer in (recorder.start_pass(""), UnrolledObserver(recorder.start_pass(""), 1)):
-            assert is_native(layer, LayerContext(observer=observer)) == native
+        observer = recorder.start_pass("")
+        assert is_native(layer, LayerContext(observer=observer)) == native
+        assert UnrolledObserver(observer, 2).uses("hidden") != native
     layer.dropout.p = 0.5  # type: ignore[union-attr]
     assert is_native(layer) and not is_native(layer.train())
     layer.dropout.p = 0.0  # type: ignore[union-attr]

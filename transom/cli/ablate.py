@@ -137,7 +137,7 @@ def ablate(
     decodes = hasattr(loaded, "translate")
     if decodes and options.stack is None and options.part != "cross":
         raise ConfigError("--stack: expected encoder or decoder for a translator, found none; give one of them, or --part cross")
-    with edits_in_force(loaded, edit, decodes) as edits, show_progress("edits", quiet=as_json) as notify:
+    with edits_in_force(loaded, edit, decodes=decodes) as edits, show_progress("edits", quiet=as_json) as notify:
         with option_errors(text="TEXT"):
             question = ask(loaded, text, input_file, answer)
         with option_errors(**OPTION_OF):

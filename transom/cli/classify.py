@@ -150,13 +150,13 @@ def classify(
         reject_options({"--abstain-below": abstain_below}, "a classifier of texts with one class each", "one of several labels per text")
     if labeled_data is not None:
         reject_options(given_options(pairs), "texts", "--labeled-data")
-        with edits_in_force(classifier, edit):
+        with edits_in_force(classifier, edit, precision):
             metrics = _score(classifier, run, labeled_data, columns, treatment, abstain_below, as_json)
         _write_page(html, run, labeled_data, noun, metrics)
         return
     reject_options({**given_options(columns), "--html": html}, "--labeled-data", "other inputs")
     given = read_inputs(inputs, sources, "TEXT_OR_FILE", noun, names_files=not is_limited, reads_tabs=pairs.paired)
-    with edits_in_force(classifier, edit):
+    with edits_in_force(classifier, edit, precision):
         _predict(classifier, run, given, pairs.as_text, treatment, abstain_below, as_json)
 
 

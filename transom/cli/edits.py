@@ -39,12 +39,15 @@ def _print_first(lines: Sequence[str]) -> None:
 
 
 @contextmanager
-def edits_in_force(predictor: Any, files: Sequence[Path] | None, decodes: bool = False) -> Iterator[list[dict[str, Any]]]:
+def edits_in_force(
+    predictor: Any, files: Sequence[Path] | None, precision: str = "auto", decodes: bool = False
+) -> Iterator[list[dict[str, Any]]]:
     """Put the edits of files in force, print them, and at the end how often each was applied.
 
     Args:
         predictor: the loaded run, or the object that a command uses for it.
         files: files of edits; a later file applies after the earlier ones.
+        precision: precision that the user chose.
         decodes: whether the command generates text, which the edited model does without a cache.
 
     Yields:
@@ -67,6 +70,8 @@ def edits_in_force(predictor: Any, files: Sequence[Path] | None, decodes: bool =
         _print_first([f"{file}: {describe_edit(edit)}" for edit in scope.edits])
     if decodes:
         print_note("edited models decode without a cache: every step reads the whole text, since the fast decoders cannot be edited")
+    if precision == "int8":
+        print_note("edited models do not compute in int8 but as with --precision auto, since blocks with int8 weights cannot be edited")
     try:
         with ExitStack() as stack:
             for scope in scopes:

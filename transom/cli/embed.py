@@ -74,7 +74,7 @@ def embed(
     check_output_path(output, [run, sources.input_file])
     embedder = load_embedder(run, precision)
     search = TextSearch(embedder, not raw, too_long, top)
-    with edits_in_force(embedder, edit):
+    with edits_in_force(embedder, edit, precision):
         if nearest is not None:
             with show_progress("texts", quiet=as_json) as notify, restored_malloc():
                 search.index(read_lines(nearest), notify)

@@ -108,13 +108,13 @@ def evaluate(
         reject_options({**given_options(instructions), **given_options(sampling)}, "an instruction-tuned model", "a translator")
         files.check()
         options = {"to": to, "beam_size": beam_size, "length_penalty": length_penalty, "too_long": treatment}
-        with edits_in_force(predictor, edit, decodes=True):
+        with edits_in_force(predictor, edit, precision, decodes=True):
             _evaluate_translations(predictor, run, files, options, output_file, tokenized, as_json)
     elif isinstance(predictor, Generator) and predictor.instruction_tuned:
         treatment = too_long_policy(too_long, ("window", "refuse"), "an instruction-tuned model")
         instructions.check(run, files)
         reject_options({**of_search, **given_options(files), "--header": None}, "a translator", "an instruction-tuned model")
-        with edits_in_force(predictor, edit, decodes=True):
+        with edits_in_force(predictor, edit, precision, decodes=True):
             evaluate_answers(predictor, run, instructions, files.header, sampling, treatment, output_file, as_json)
     else:
         raise wrong_task_error(run, "evaluate", recipe)

@@ -62,7 +62,7 @@ def fill(
         ]
 
     inputs = read_inputs(texts, sources, "TEXT", "texts with [MASK]")
-    with edits_in_force(mask_filler, edit):
+    with edits_in_force(mask_filler, edit, precision):
         answered = answer_inputs(inputs, answer, run=run, noun="texts", as_json=as_json, readable=lambda text: text.replace(MASK, " "))
     if not as_json:
         max_tokens, treatment = mask_filler.max_tokens, "read in a window around each mask"

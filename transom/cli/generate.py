@@ -80,7 +80,7 @@ def generate(
     streamed = stream if samples == 1 and trace is None else None
     if inputs.given is not None and len(inputs.given) == 1 and not inputs.is_stream and streamed and not as_json:
         inputs = Inputs(inputs.name, None, iter(inputs.given))
-    with edits_in_force(generator, edit, decodes=True):
+    with edits_in_force(generator, edit, precision, decodes=True):
         answer_inputs(inputs, steps.answer if trace else answer, run=run, noun="texts", as_json=as_json, stream=streamed, separator="---")
     steps.save(trace_file)
     if sum(overflows) and not as_json:

@@ -76,7 +76,7 @@ def tag(
             raise DataError(f"{tagged}: expected a file of tagged sentences, found {there}; give another path")
         known = read_tagged(tagged, word_column or 0, -1 if tag_column is None else tag_column)
         record_access([run], [tagged], "tag")
-        with edits_in_force(tagger, edit), show_progress("windows", quiet=as_json) as notify:
+        with edits_in_force(tagger, edit, precision), show_progress("windows", quiet=as_json) as notify:
             scores = tagger.score(known, too_long, notify)
         print_result(_to_record(scores), as_json, _score_lines(scores))
         n_too_long, n, noun = scores.n_too_long, len(known), "sentences"
@@ -89,7 +89,7 @@ def tag(
             return [Answer({"text": text, **each.to_json()}, _format_lines(each)) for text, each in zip(texts, found, strict=True)]
 
         inputs = read_inputs(texts, sources, "TEXT", "texts")
-        with edits_in_force(tagger, edit):
+        with edits_in_force(tagger, edit, precision):
             answer_inputs(inputs, answer, run=run, noun="windows", as_json=as_json)
         n_too_long, n, noun = sum(n > 1 for n in n_windows), len(n_windows), "texts"
     if not as_json:

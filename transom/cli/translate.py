@@ -124,7 +124,7 @@ def translate(
         alignments.extend((text, best[0].text, each) for text, best, each in zip(texts, found, aligned, strict=True) if each is not None)
         return [_answer(number, *each, n_best) for number, each in enumerate(zip(texts, found, aligned, strict=True))]
 
-    with edits_in_force(translator, edit, decodes=True):
+    with edits_in_force(translator, edit, precision, decodes=True):
         answered = answer_inputs(
             inputs, steps.answer if trace else answer, run=run, noun="sentences", as_json=as_json, output_file=output_file
         )
