@@ -22,6 +22,9 @@ LANES = 16
 MIN_SEQUENCES = 4
 """Number of sequences per thread from which each thread takes whole sequences."""
 
+MAX_LENGTH = 512
+"""Maximum length of such sequences; the queries, keys and values of longer ones do not stay in a second-level cache."""
+
 
 class BlockPacker:
     """Packs modules to the structures of the native library.
@@ -91,7 +94,7 @@ class BlockPacker:
 class Int8Stack:
     """An encoder stack with int8 weights and float32 activations.
 
-    With many sequences, a thread passes one sequence after another through a block. Otherwise all threads share a sequence: a chunk of rows
+    With many short sequences, a thread passes one after another through a block. Otherwise all threads share a sequence: a chunk of rows
     passes through all products and norms between two attentions at once, and attention is PyTorch's. Hidden vectors stay in the caches.
     """
 
@@ -109,7 +112,7 @@ class Int8Stack:
         """Process whole sequences; ``bias`` is added to the attention scores of every block."""
         residual = x.float().clone(memory_format=torch.contiguous_format)
         bias = None if bias is None else bias.float()
-        if x.numel() > 0 and self._are_many(len(x)):
+        if x.numel() > 0 and self._are_many(*x.shape[:2]):
             self._read_sequences(residual, bias)
         elif x.numel() > 0:
             qkv = residual.new_empty(*x.shape[:2], self._n_heads * sum(self._widths))  # of one block after another
@@ -118,9 +121,10 @@ class Int8Stack:
         y = residual.to(x.dtype)
         return y if self._norm is None else self._norm(y)
 
-    def _are_many(self, n_sequences: int) -> bool:
-        """Return whether each thread gets several sequences, whose heads the library can compute."""
-        return n_sequences >= MIN_SEQUENCES * torch.get_num_threads() and all(width % LANES == 0 for width in self._widths)
+    def _are_many(self, n_sequences: int, length: int) -> bool:
+        """Return whether each thread gets several short sequences, whose heads the library can compute."""
+        many = n_sequences >= MIN_SEQUENCES * torch.get_num_threads() and length <= MAX_LENGTH
+        return many and all(width % LANES == 0 for width in self._widths)
 
     def _read_sequences(self, x: Tensor, bias: Tensor | None) -> None:
         """Pass the residual stream ``x`` through all blocks, in place, one sequence after another."""

@@ -97,11 +97,11 @@ struct ChunkBuffers {
         rows.reserve(kind, n_rows, std::max({d_model, block.o.in_features, block.down.in_features}));
     }
 
-    void reserve_attention(const Block& block, const Sequences& of, int sequences) {
-        at_least(qkv, size_t(sequences) * of.length * block.qkv.out_features);
-        at_least(z, size_t(sequences) * of.length * block.o.in_features);
-        at_least(keys, size_t(up_to(of.length, LANES)) * of.d_head);
-        at_least(scores, size_t(up_to(of.length, LANES)) * QUERIES);
+    void reserve_attention(const Block& block, const Sequences& sequences, int rows) {
+        at_least(qkv, size_t(rows) * sequences.length * block.qkv.out_features);
+        at_least(z, size_t(rows) * sequences.length * block.o.in_features);
+        at_least(keys, size_t(up_to(sequences.length, LANES)) * sequences.d_head);
+        at_least(scores, size_t(up_to(sequences.length, LANES)) * QUERIES);
     }
 
    private:
@@ -166,60 +166,66 @@ inline void soften(float* scores, const float* bias, int keys) {
 }
 
 // Return the number of keys up to the last one that a row's bias, if it is the same for all queries, does not hide.
-inline int visible_keys(const Sequences& of, const float* bias) {
-    int keys = of.length;
-    if (bias && !of.bias_query && !of.bias_head)
+inline int visible_keys(const Sequences& sequences, const float* bias) {
+    int keys = sequences.length;
+    if (bias && !sequences.bias_query && !sequences.bias_head)
         while (keys > 1 && bias[keys - 1] == -INFINITY) keys--;
     return keys;
 }
 
 // z (length, n_heads d_value) = softmax(Q K^T / sqrt(d_head) + bias) V for one row of the batch, whose queries, keys and values are in qkv.
-inline void attend_sequence(const Sequences& of, int row, const float* qkv, float* z, ChunkBuffers& own) {
-    const int width = of.n_heads * (2 * of.d_head + of.d_value), z_width = of.n_heads * of.d_value;
-    const float* bias = of.bias ? of.bias + row * of.bias_row : nullptr;
-    const int keys = visible_keys(of, bias), padded = up_to(keys, LANES);
+inline void attend_sequence(const Sequences& sequences, int row, const float* qkv, float* z, ChunkBuffers& own) {
+    const int length = sequences.length, d_head = sequences.d_head, d_value = sequences.d_value, z_width = sequences.n_heads * d_value;
+    const int k_start = sequences.n_heads * d_head, v_start = 2 * k_start, width = v_start + z_width;
+    const float* bias = sequences.bias ? sequences.bias + row * sequences.bias_row : nullptr;
+    const int keys = visible_keys(sequences, bias), padded = up_to(keys, LANES);
+    const float scale = 1.0f / std::sqrt(float(d_head));
     float *const scores = own.scores.data(), *const transposed = own.keys.data();
-    for (int head = 0; head < of.n_heads; head++) {
-        const float *q = qkv + head * of.d_head, *k = q + of.n_heads * of.d_head, *v = qkv + 2 * of.n_heads * of.d_head + head * of.d_value;
-        float_products::transpose(k, width, keys, of.d_head, transposed, padded);
-        for (int start = 0; start < of.length; start += QUERIES) {
-            const int n = std::min(QUERIES, of.length - start);
-            float_products::multiply(q + size_t(start) * width, width, 1, transposed, padded, scores, padded, n, padded, of.d_head, 1.0f / std::sqrt(float(of.d_head)), false);
-            for (int i = 0; i < n; i++) soften(scores + i * padded, bias ? bias + head * of.bias_head + (start + i) * of.bias_query : nullptr, keys);
-            float_products::multiply(scores, padded, 1, v, width, z + size_t(start) * z_width + head * of.d_value, z_width, n, of.d_value, keys, 1.0f, false);
+    for (int head = 0; head < sequences.n_heads; head++, z += d_value) {
+        const float *q = qkv + head * d_head, *k = q + k_start, *v = qkv + v_start + head * d_value;
+        float_products::transpose(k, width, keys, d_head, transposed, padded);
+        for (int start = 0; start < length; start += QUERIES) {
+            const int n = std::min(QUERIES, length - start);
+            float_products::multiply(q + size_t(start) * width, width, 1, transposed, padded, scores, padded, n, padded, d_head, scale, false);
+            for (int i = 0; i < n; i++) {
+                const float* added = bias ? bias + head * sequences.bias_head + (start + i) * sequences.bias_query : nullptr;
+                soften(scores + size_t(i) * padded, added, keys);
+            }
+            float_products::multiply(scores, padded, 1, v, width, z + size_t(start) * z_width, z_width, n, d_value, keys, 1.0f, false);
         }
     }
 }
 
 // Pass the residual stream of rows ``begin`` to ``end`` of the batch, x (end - begin, length, d_model), through a block.
 template <Kind kind>
-void read_sequences(const Block& block, const Sequences& of, int begin, int end, int d_model, float* x, ChunkBuffers& own) {
-    const int n = (end - begin) * of.length, n_chunks = (n + ENCODER_ROWS - 1) / ENCODER_ROWS, chunk = (n + n_chunks - 1) / n_chunks;
+void read_sequences(const Block& block, const Sequences& sequences, int begin, int end, int d_model, float* x, ChunkBuffers& own) {
+    const int n = (end - begin) * sequences.length, n_chunks = (n + ENCODER_ROWS - 1) / ENCODER_ROWS, chunk = (n + n_chunks - 1) / n_chunks;
     const size_t qkv_width = block.qkv.out_features, z_width = block.o.in_features;
     float *const qkv = own.qkv.data(), *const z = own.z.data();
     for (int from = 0; from < n; from += chunk)
         project_rows<kind>(block, x + size_t(from) * d_model, std::min(chunk, n - from), d_model, qkv + from * qkv_width, own);
     for (int row = begin; row < end; row++) {
-        const size_t from = size_t(row - begin) * of.length;
-        attend_sequence(of, row, qkv + from * qkv_width, z + from * z_width, own);
+        const size_t from = size_t(row - begin) * sequences.length;
+        attend_sequence(sequences, row, qkv + from * qkv_width, z + from * z_width, own);
     }
     for (int from = 0; from < n; from += chunk)
         finish_rows<kind>(block, z + from * z_width, std::min(chunk, n - from), d_model, x + size_t(from) * d_model, own);
 }
 
-// Call work(kind, buffers, first row, number of rows) for each chunk of rows.
-template <typename Work>
-int encoder_rows(Kind kind, const Block& block, int rows, int d_model, int threads, const Work& work) {
-    const int turns = (rows + threads * ENCODER_ROWS - 1) / (threads * ENCODER_ROWS), n_chunks = threads * turns;  // as many for each thread
-    const int chunk = (rows + n_chunks - 1) / n_chunks;
+// Call work(kind, buffers, begin, end) for each part of ``n`` items, of at most ``most`` items, with as many parts for each thread;
+// reserve(buffers, number of items) allocates what it needs.
+template <typename Reserve, typename Work>
+int encoder_parts(Kind kind, int n, int most, int threads, const Reserve& reserve, const Work& work) {
+    const int turns = (n + threads * most - 1) / (threads * most), n_parts = threads * turns, size = (n + n_parts - 1) / n_parts;
     std::atomic<int> status{DONE};
-    for_each_chunk((rows + chunk - 1) / chunk, threads, [&](int64_t i) {
-        const int from = int(i) * chunk, here = std::min(chunk, rows - from);
-        thread_local ChunkBuffers own;  // allocating anew in each call costs as much as quantizing
-        const int failed = guarded([&] { return own.reserve(kind, block, here, d_model), DONE; });
+    for_each_chunk((n + size - 1) / size, threads, [&](int64_t i) {
+        const int begin = int(i) * size, end = std::min(begin + size, n);
+        thread_local ChunkBuffers buffers;  // allocating anew in each call costs as much as quantizing
+        ChunkBuffers& own = buffers;
+        const int failed = guarded([&] { return reserve(own, end - begin), DONE; });
         if (failed) return status.store(failed);
         configure_tiles();
-        with_kind(kind, [&](auto constant) { work(constant, own, from, here); });
+        with_kind(kind, [&](auto constant) { work(constant, own, begin, end); });
         release_tiles();
     });
     return status;

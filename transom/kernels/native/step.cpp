@@ -372,36 +372,31 @@ int transom_linear(int kind, const Linear* map, const float* x, int rows, const 
 
 // Write the queries, keys and values of each row of x (rows, d_model), which the block normalizes first if it is pre-norm.
 int transom_encoder_project(int kind, const Block* block, const float* x, int rows, int d_model, float* qkv, int threads) {
-    return encoder_rows(Kind(kind), *block, rows, d_model, threads, [&](auto constant, ChunkBuffers& own, int from, int here) {
-        project_rows<constant>(*block, x + size_t(from) * d_model, here, d_model, qkv + size_t(from) * block->qkv.out_features, own);
+    const auto reserve = [&](ChunkBuffers& own, int n) { own.reserve(Kind(kind), *block, n, d_model); };
+    return encoder_parts(Kind(kind), rows, ENCODER_ROWS, threads, reserve, [&](auto constant, ChunkBuffers& own, int begin, int end) {
+        project_rows<constant>(*block, x + size_t(begin) * d_model, end - begin, d_model, qkv + size_t(begin) * block->qkv.out_features, own);
     });
 }
 
 // Add the attention output z (rows, n_heads d_value), projected, and then the output of the feed-forward layer to x.
 int transom_encoder_finish(int kind, const Block* block, const float* z, float* x, int rows, int d_model, int threads) {
-    return encoder_rows(Kind(kind), *block, rows, d_model, threads, [&](auto constant, ChunkBuffers& own, int from, int here) {
-        finish_rows<constant>(*block, z + size_t(from) * block->o.in_features, here, d_model, x + size_t(from) * d_model, own);
+    const auto reserve = [&](ChunkBuffers& own, int n) { own.reserve(Kind(kind), *block, n, d_model); };
+    return encoder_parts(Kind(kind), rows, ENCODER_ROWS, threads, reserve, [&](auto constant, ChunkBuffers& own, int begin, int end) {
+        finish_rows<constant>(*block, z + size_t(begin) * block->o.in_features, end - begin, d_model, x + size_t(begin) * d_model, own);
     });
 }
 
 // Pass the residual stream x (rows, length, d_model) through a block; heads have a multiple of 16 channels.
-int transom_encoder_block(int kind, const Block* block, const Sequences* of, float* x, int d_model, int threads) {
-    const int most = std::max(1, ENCODER_ROWS / of->length), turns = (of->rows + threads * most - 1) / (threads * most), n_groups = threads * turns;
-    const int group = (of->rows + n_groups - 1) / n_groups;  // as many groups of sequences for each thread
-    std::atomic<int> status{DONE};
-    for_each_chunk((of->rows + group - 1) / group, threads, [&](int64_t i) {
-        const int begin = int(i) * group, end = std::min(begin + group, of->rows);
-        thread_local ChunkBuffers own;
-        const int failed = guarded([&] {
-            own.reserve(Kind(kind), *block, std::min(ENCODER_ROWS, group * of->length), d_model);
-            return own.reserve_attention(*block, *of, group), DONE;
-        });
-        if (failed) return status.store(failed);
-        configure_tiles();
-        with_kind(Kind(kind), [&](auto constant) { read_sequences<constant>(*block, *of, begin, end, d_model, x + size_t(begin) * of->length * d_model, own); });
-        release_tiles();
+int transom_encoder_block(int kind, const Block* block, const Sequences* sequences, float* x, int d_model, int threads) {
+    const int length = sequences->length;
+    const auto reserve = [&](ChunkBuffers& own, int n) {
+        own.reserve(Kind(kind), *block, std::min(ENCODER_ROWS, n * length), d_model);
+        own.reserve_attention(*block, *sequences, n);
+    };
+    const int most = std::max(1, ENCODER_ROWS / length);
+    return encoder_parts(Kind(kind), sequences->rows, most, threads, reserve, [&](auto constant, ChunkBuffers& own, int begin, int end) {
+        read_sequences<constant>(*block, *sequences, begin, end, d_model, x + size_t(begin) * length * d_model, own);
     });
-    return status;
 }
 
 // Create the workspace of a cache; null if memory cannot be allocated.
