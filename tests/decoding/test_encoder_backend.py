@@ -158,7 +158,7 @@ def test_sequences_one_after_another_give_what_chunks_of_rows_do(
 @needs_library
 @pytest.mark.kernels
 @torch.inference_mode()
-def test_attention_to_nothing_is_0() -> None:
+def test_attention_to_nothing_is_finite() -> None:
     hidden = torch.full((40, 1, 1, 9), -torch.inf)
     assert native_stack().read(torch.randn(40, 9, 40), hidden).isfinite().all()
 

@@ -102,7 +102,8 @@ def test_second_derivatives_are_those_of_the_reference(gated: bool, kind: str) -
 def test_a_backward_pass_in_an_autocast_block_has_the_same_bits(gated: bool) -> None:
     torch.manual_seed(1)
     given = [None if x is None else x.requires_grad_() for x in drawn(50, 400, gated, True, True, torch.float32)]
-    some, out = [x for x in given if x is not None], feed_forward.transform_tokens(*given, F.silu).sum()  # type: ignore[arg-type]
+    native: Callable[..., Tensor] = feed_forward.transform_tokens
+    some, out = [x for x in given if x is not None], native(*given, F.silu).sum()
     right = torch.autograd.grad(out, some, retain_graph=True)
     with torch.autocast("cpu", torch.bfloat16):
         assert all(map(torch.equal, torch.autograd.grad(out, some), right))
@@ -112,10 +113,11 @@ def test_the_output_may_be_changed_in_place() -> None:
     layer, x = LAYERS["plain"](), torch.randn(2, 64, 32)
     assert is_native(layer)
     layer(x).mul_(2).sum().backward()
-    doubled = layer.up.weight.grad.clone()  # type: ignore[union-attr, operator]
+    doubled = layer.up.weight.grad
     layer.zero_grad()
     layer(x).sum().backward()
-    assert torch.equal(doubled, 2 * layer.up.weight.grad)  # type: ignore[union-attr, operator]
+    once = layer.up.weight.grad
+    assert doubled is not None and once is not None and torch.equal(doubled, 2 * once)
 
 
 def test_biases_may_have_any_strides_and_rows_any_axes() -> None:
@@ -145,7 +147,7 @@ def test_one_trained_tensor_among_frozen_ones_gets_the_same_gradient(gated: bool
         assert all(x is None or x.grad is None for i, x in enumerate(given) if i != trained)
 
 
-LAYERS = {
+LAYERS: dict[str, Callable[[], FeedForward | GatedFeedForward]] = {
     "plain": lambda: FeedForward(FeedForwardConfig(kind="gelu", bias=True), 32, 512, 0.0),
     "gated": lambda: GatedFeedForward(GatedFeedForwardConfig(kind="swiglu"), 32, 512, 0.0),
 }
@@ -176,9 +178,9 @@ def test_what_reads_or_changes_the_hidden_units_is_served_by_the_layer(kind: str
         observer = recorder.start_pass("")
         assert is_native(layer, LayerContext(observer=observer)) == native
         assert UnrolledObserver(observer, 2).uses("hidden") != native
-    layer.dropout.p = 0.5  # type: ignore[union-attr]
+    layer.dropout.p = 0.5
     assert is_native(layer) and not is_native(layer.train())
-    layer.dropout.p = 0.0  # type: ignore[union-attr]
+    layer.dropout.p = 0.0
     for part in layer.children():
         seen = list[Any]()
         handle = part.register_forward_hook(lambda *args, seen=seen: seen.append(args))
@@ -188,7 +190,7 @@ def test_what_reads_or_changes_the_hidden_units_is_served_by_the_layer(kind: str
     assert not is_native(layer)
     handle.remove()
     assert is_native(layer)
-    vars(layer.up)["forward"] = lambda x: torch.zeros(*x.shape[:-1], 512)  # type: ignore[union-attr]
+    vars(layer.up)["forward"] = lambda x: torch.zeros(*x.shape[:-1], 512)
     assert not is_native(layer)
 
 
@@ -221,12 +223,12 @@ def test_autocast_keeps_the_gradients_of_shared_weights() -> None:
     torch.manual_seed(1)
     layer, x = LAYERS["plain"](), torch.randn(2, 64, 32)
     with torch.autocast("cpu", torch.bfloat16):
-        weights = layer.up.weight, layer.down.weight, layer.up.bias, layer.down.bias  # type: ignore[union-attr]
+        weights = layer.up.weight, layer.down.weight, layer.up.bias, layer.down.bias
         assert selected_path("feed_forward", x, *weights, None, F.gelu) == "C++"
         out = layer(x)
-        (out.float().sum() + F.linear(x, layer.up.weight).float().sum()).backward()  # type: ignore[union-attr, arg-type]
+        (out.float().sum() + F.linear(x, layer.up.weight).float().sum()).backward()
     assert out.dtype == torch.bfloat16
-    found, given = layer.up.weight.grad, [each.detach().double().requires_grad_() for each in weights]  # type: ignore[union-attr]
+    found, given = layer.up.weight.grad, [each.detach().double().requires_grad_() for each in weights]
     exact = REFERENCES["feed_forward"](x.double(), *given, None, F.gelu).sum() + F.linear(x.double(), given[0]).sum()
     (right,) = torch.autograd.grad(exact, given[:1])
     assert float((found - right).norm()) < 0.01 * float(right.norm())  # type: ignore[operator]

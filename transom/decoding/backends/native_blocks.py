@@ -17,7 +17,7 @@ from transom.layers.norm import LayerNorm, Norm, RmsNorm
 from transom.layers.stack import Stack
 
 LANES = 16
-"""Floats per SIMD vector."""
+"""Floats per SIMD vector; native attention requires that d_head and d_value are multiples of this number."""
 
 MIN_SEQUENCES = 4
 """Number of sequences per thread from which each thread takes whole sequences."""

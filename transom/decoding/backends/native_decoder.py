@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from transom.config.patterns import FullPatternConfig
 from transom.data.batch import PaddedSequences
-from transom.decoding.backends.native_blocks import BlockPacker
+from transom.decoding.backends.native_blocks import LANES, BlockPacker
 from transom.decoding.packed_linear import (
     ACTIVATION_CODES,
     PREFILL_ROWS,
@@ -36,8 +36,6 @@ from transom.models.base import Network
 from transom.models.decoder import DecoderOnlyTransformer
 from transom.models.seq2seq import EncoderOutput, Seq2SeqTransformer
 
-LANES = 16
-"""Floats per SIMD vector; d_head and d_value must be multiples of this number."""
 MAX_THREADS = 8
 """Maximum threads per step: each computes a part of every product, and a small part is not worth the synchronization."""
 

@@ -38,11 +38,11 @@ class EarlyExitLoss(Objective):
     def loss(self, forward: ForwardPass) -> MicroBatchLoss:
         """Compute the weighted sum of the losses after all blocks."""
         final_objective = self._final_objective.loss(forward)
-        total = self._weights[-1] * final_objective.backward_loss
-        for weight_of_exit, site in zip(self._weights[:-1], self.sites, strict=True):
-            hidden, weight = self._model.factor_logits(self._model.decoder.final_norm(forward.activations[site][-1], StackContext()))
-            hidden, labels = forward.at_labels(hidden, forward.batch.labels)
-            smoothing = self._final_objective.label_smoothing
+        normed = (self._model.decoder.final_norm(forward.activations[site][-1], StackContext()) for site in self.sites)
+        factors = [self._model.factor_logits(hidden) for hidden in normed]
+        labels, *all_hidden = forward.at_labels(forward.batch.labels, *(hidden for hidden, _ in factors))
+        total, smoothing = self._weights[-1] * final_objective.backward_loss, self._final_objective.label_smoothing
+        for weight_of_exit, hidden, (_, weight) in zip(self._weights[:-1], all_hidden, factors, strict=True):
             exit_loss = linear_cross_entropy(hidden, weight, labels, smoothing, softcap=forward.softcap)
             total = total + weight_of_exit * exit_loss[0]
         return final_objective._replace(backward_loss=total)
