@@ -83,7 +83,7 @@ def overrun(library: ctypes.CDLL) -> None:
     """Have a product of 17 outputs written where 16 have room: its last store, which is masked, must be found."""
     linear = TiledLinear(library, "bf16", torch.ones(17, 64))
     x, y = torch.ones(1, 64), torch.empty(16)
-    library.transom_linear(WEIGHT_TYPES["bf16"], ctypes.byref(linear.layout), x.data_ptr(), len(x), None, y.data_ptr(), 1)
+    library.transom_linear(WEIGHT_TYPES["bf16"], ctypes.byref(linear.layout), x.data_ptr(), len(x), y.data_ptr(), 1)
 
 
 if __name__ == "__main__":

@@ -86,8 +86,11 @@ CASES: dict[tuple[str, str], Callable[[], tuple[list[Tensor], tuple[Any, ...]]]]
 }
 """Arguments in the type that a path serves: those that get a gradient, and the rest."""
 
-ELSEWHERE = {("block_sparse_mask", "tiles"), ("block_sparse_mask", "blocks"), ("packed_linear", "oneDNN"), ("decoder_step", "C++")}
-"""Rows that return no tensor."""
+ELSEWHERE = {
+    *(("block_sparse_mask", "tiles"), ("block_sparse_mask", "blocks"), ("packed_linear", "oneDNN"), ("decoder_step", "C++")),
+    *(("log_softmax_", "C++"), ("largest", "C++")),
+}
+"""Rows that return no tensor, or none with a gradient; others test them."""
 
 
 def wide(x: Any) -> Any:

@@ -42,6 +42,7 @@ VARIANTS: list[dict[str, object]] = [
     {},
     {"norm_placement": "pre"},
     {"d_value": 32},
+    {"d_head": 48, "d_value": 112},
     {"attention": {"qkv_bias": False, "output_bias": False}, "feed_forward": {"bias": False}},
     {"tie_embeddings": "none", "scale_embeddings": False, "norm": {"kind": "layernorm", "bias": False}},
     {"logit_scale": 0.3, "logit_softcap": 2.0, "head_bias": True, "embedding_norm": True},
@@ -258,7 +259,7 @@ def product(
     n_threads: int = 1,
 ) -> torch.Tensor:
     tiled, y = TiledLinear(lib or library(), kind, weight, bias, activation), x.new_empty(len(x), len(weight))
-    (lib or library()).transom_linear(WEIGHT_TYPES[kind], ctypes.byref(tiled.layout), x.data_ptr(), len(x), None, y.data_ptr(), n_threads)
+    (lib or library()).transom_linear(WEIGHT_TYPES[kind], ctypes.byref(tiled.layout), x.data_ptr(), len(x), y.data_ptr(), n_threads)
     return y
 
 

@@ -75,7 +75,7 @@ def library_structs(library: ctypes.CDLL) -> Any:
 
 
 class TiledLinear:
-    """A linear map y = f(x W^T + b) with weights in tiles of 16 outputs, in float32, bfloat16 or int8.
+    """The weights of a linear map y = f(x W^T + b) for the native library, in tiles of 16 outputs, in float32, bfloat16 or int8.
 
     In int8 y_o = f(s_o s_x sum_i w_oi x_i + b_o) (Wu et al. 2016, section 6, with one scale per output and per row): w and x are rounded to
     -127 ... 127 with s_o = max_i |W_oi| / 127 and s_x = max_i |x_i| / 127. The scale s_x is per row, so that no result depends on the other
@@ -108,19 +108,6 @@ class TiledLinear:
             self.out_features,
             activation=ACTIVATION_CODES[activation],
         )
-
-    def __call__(
-        self, x: Float[Tensor, "*axes inner"], residual: Float[Tensor, "*axes outer"] | None = None
-    ) -> Float[Tensor, "*axes outer"]:
-        """Return f(x W^T + b), with ``residual`` added if given, in the dtype of ``x``."""
-        x_fp32, residual_fp32 = (None if each is None else each.float().contiguous() for each in (x, residual))
-        assert x_fp32 is not None
-        y = x_fp32.new_empty(*x.shape[:-1], self.out_features)
-        if rows := x_fp32.numel() // self.in_features:
-            layout, pointers = ctypes.byref(self.layout), (x_fp32.data_ptr(), rows, pointer(residual_fp32), y.data_ptr())
-            status = self._library.transom_linear(self._kind, layout, *pointers, torch.get_num_threads())
-            library_structs(self._library).raise_for_status(status)
-        return y.to(x.dtype)
 
 
 def pointer(x: Tensor | None) -> int | None:

@@ -16,6 +16,7 @@ from transom.kernels import (
     elementwise,
     feed_forward,
     flex,
+    log_probabilities,
     loss,
     native_attention,
     native_library,
@@ -69,6 +70,7 @@ def _elementwise(operation: str, when: str, condition: Callable[..., bool], impl
 
 
 _CPU_TYPES = "bfloat16 or float32 on a CPU"
+_SCORES = "contiguous rows in float32 on a CPU, without gradients"
 KERNELS = [
     _elementwise(
         "activation",
@@ -87,6 +89,8 @@ KERNELS = [
     _elementwise("layer_norm", "bfloat16 on a CPU, gains in float32", elementwise.can_normalize_centered, elementwise.layer_norm, 4e-3),
     _elementwise("rms_norm", f"{_CPU_TYPES}, gains in float32", elementwise.can_normalize, elementwise.rms_norm, 4e-3),
     _elementwise("keyed_dropout", f"{_CPU_TYPES}, residual and x of one dtype", elementwise.can_drop, elementwise.drop_keyed, 4e-3),
+    _elementwise("log_softmax_", _SCORES, log_probabilities.are_plain_scores, log_probabilities.log_softmax_, 1e-7),
+    _elementwise("largest", _SCORES, log_probabilities.are_plain_scores, log_probabilities.largest, 0.0),
     Kernel(
         *("relu", "mask product", "on a CPU", on_cpu, pointwise.relu, 3e-8),
         "the gradient is a product with a 0/1 mask, several times faster than PyTorch's in bfloat16",

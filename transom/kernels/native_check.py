@@ -48,7 +48,7 @@ def check_step(library: ctypes.CDLL) -> int:
         scale, y = (ctypes.c_float * OUTER)(), (ctypes.c_float * (OUTER * ROWS))()
         library.transom_pack(kind, weight, INNER, OUTER, packed, scale)
         linear = LinearStruct(ctypes.addressof(packed), ctypes.addressof(scale), None, INNER, OUTER, 0)
-        if library.transom_linear(kind, ctypes.byref(linear), x, ROWS, None, y, 1):
+        if library.transom_linear(kind, ctypes.byref(linear), x, ROWS, y, 1):
             return 3
         if any(abs(found - wanted) > 1e-3 for found, wanted in zip(y, expected, strict=True)):
             sys.exit(f"error: wrong product of kind {kind}")

@@ -22,7 +22,8 @@ _STEP_FUNCTIONS: _Functions = {
     "transom_is_supported": ([], _INT),
     "transom_packed_bytes": ([_INT] * 3, ctypes.c_int64),
     "transom_pack": ([_INT, _POINTER, _INT, _INT, _POINTER, _POINTER], None),
-    "transom_linear": ([_INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _INT], _INT),
+    "transom_linear": ([_INT, _POINTER, _POINTER, _INT, _POINTER, _INT], _INT),
+    "transom_project_memory": ([_INT, *[_POINTER] * 4, _INT], _INT),
     "transom_set_openmp": ([_POINTER] * 3, None),
     "transom_encoder_project": ([_INT, *[_POINTER] * 2, _INT, _INT, _POINTER, _INT], _INT),
     "transom_encoder_finish": ([_INT, *[_POINTER] * 3, _INT, _INT, _INT], _INT),
@@ -49,6 +50,8 @@ ELEMENTWISE_FUNCTIONS: _Functions = {
 }
 ELEMENTWISE_FUNCTIONS |= {
     "transom_set_openmp": ([_POINTER] * 3, None),
+    "transom_log_softmax": ([_POINTER, *[_LONG] * 2, _INT], None),
+    "transom_largest": ([*[_POINTER] * 3, *[_LONG] * 2, _INT], None),
     "transom_attention": ([*[_POINTER] * 8, _LONG, _INT], None),
     "transom_attention_backward": ([*[_POINTER] * 11, _LONG, _INT], None),
 }

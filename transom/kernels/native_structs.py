@@ -60,6 +60,12 @@ class SequencesStruct(ctypes.Structure):
     ]
 
 
+class MemoryStruct(ctypes.Structure):
+    """Shape of the keys and values of the sources: per block (sources, heads, length, width of a key and its value)."""
+
+    _fields_ = [(name, ctypes.c_int32) for name in ("sources", "length", "n_heads", "width")]
+
+
 class StateStruct(ctypes.Structure):
     """State of a search between decoding steps."""
 

@@ -13,12 +13,10 @@ from transom.data.batch import PaddedSequences
 from transom.decoding.backends.native_blocks import LANES, BlockPacker
 from transom.decoding.packed_linear import (
     ACTIVATION_CODES,
-    PREFILL_ROWS,
     WEIGHT_TYPES,
     TiledLinear,
     WeightType,
     library_structs,
-    pack_linear,
     pointer,
 )
 from transom.layers.attention import Attention
@@ -229,20 +227,24 @@ class NativeSeq2Seq:
         self.encode, self.kind = encode, kind
         self.decoder = NativeDecoder(library, kind, model)
         crosses = [block.cross for block in model.decoder.blocks if isinstance(block.cross, Attention)]
-        self._memory_shape = len(crosses), crosses[0].n_kv_heads, crosses[0].d_head + crosses[0].d_value
+        self._n_blocks, self._n_heads, self._width = len(crosses), crosses[0].n_kv_heads, crosses[0].d_head + crosses[0].d_value
         weights, biases = zip(*(_interleave(cross) for cross in crosses), strict=True)
-        weight, bias = torch.cat(weights), None if biases[0] is None else torch.cat(biases)
-        self._project = TiledLinear(library, kind, weight, bias) if kind == "int8" else pack_linear(weight, bias, None, PREFILL_ROWS)
+        self._project = TiledLinear(library, kind, torch.cat(weights), None if biases[0] is None else torch.cat(biases))
         self.step = self.decoder.step
 
     @torch.inference_mode()
     def start(self, memory: EncoderOutput, n_beams: int, max_length: int) -> NativeCache:
         """Project the encoder output to keys and values, once per source, and allocate a cache of ``max_length`` tokens per row."""
-        n_blocks, n_heads, width = self._memory_shape
-        projected = self._project(memory.states).to(self.decoder.cache_dtype).unflatten(-1, self._memory_shape)
-        read = projected.new_empty(n_blocks, n_beams * len(memory.states), n_heads, 0, width)
-        lengths = (memory.segments > 0).sum(1)
-        return NativeCache(self.decoder.library, read, projected.permute(2, 0, 3, 1, 4), lengths, n_beams, max_length)
+        library, states = self.decoder.library, memory.states.float().contiguous()
+        shape = library_structs(library).MemoryStruct(*states.shape[:2], self._n_heads, self._width)
+        keys_values = states.new_empty(
+            self._n_blocks, len(states), self._n_heads, states.shape[1], self._width, dtype=self.decoder.cache_dtype
+        )
+        kind, layout, pointers = WEIGHT_TYPES[self.kind], ctypes.byref(self._project.layout), (states.data_ptr(), keys_values.data_ptr())
+        status = library.transom_project_memory(kind, layout, ctypes.byref(shape), *pointers, torch.get_num_threads())
+        library_structs(library).raise_for_status(status)
+        read = keys_values.new_empty(self._n_blocks, n_beams * len(states), self._n_heads, 0, self._width)
+        return NativeCache(library, read, keys_values, (memory.segments > 0).sum(1), n_beams, max_length)
 
 
 class NativeLanguageModel:

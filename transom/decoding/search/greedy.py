@@ -8,7 +8,7 @@ from torch import Tensor
 
 from transom.data.tokenizer.special_tokens import PAD
 from transom.decoding.search.interfaces import Hypothesis, LengthLimits, SearchState, SearchUpdate, length_penalty
-from transom.decoding.search.loop import fast_topk
+from transom.decoding.search.loop import largest
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class GreedySelector:
 
     def advance(self, log_p: Float[Tensor, "rows vocab"], state: SearchState) -> SearchUpdate:
         """Take the most probable token of each row; finished rows emit padding."""
-        best, candidates = fast_topk(log_p, 1)
-        tokens = candidates[:, 0].masked_fill(self._done, self._strategy.padding)
-        self._log_p = self._log_p + best[:, 0].masked_fill(self._done, 0.0)
+        best, candidates = largest(log_p)
+        tokens = candidates.masked_fill(self._done, self._strategy.padding)
+        self._log_p = self._log_p + best.masked_fill(self._done, 0.0)
         self._done = self._done | (tokens == self._strategy.end)
         return SearchUpdate(tokens, None, self._done)
 

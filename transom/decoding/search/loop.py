@@ -23,6 +23,7 @@ from transom.decoding.search.interfaces import (
     StepModel,
     Strategy,
 )  # fmt: skip
+from transom.layers.dispatch import operation
 
 DROP_FRACTION = 0.25
 """Finished sources are dropped once they are this fraction of the batch; dropping each one at once would copy the caches too often."""
@@ -176,9 +177,21 @@ def log_probabilities(logits: Float[Tensor, "*axes vocab"], in_place: bool = Fal
     """Return the log-softmax of logits, in at least float32; ``in_place`` overwrites them, which halves the memory traffic."""
     if logits.dtype.itemsize >= torch.float32.itemsize:
         can_overwrite = in_place and torch.is_inference_mode_enabled()  # a search is in this mode, unless its shapes are checked
-        return torch.log_softmax(logits, -1, out=logits) if can_overwrite else logits.log_softmax(-1)
-    logits_fp32 = logits.float()
-    return torch.log_softmax(logits_fp32, -1, out=logits_fp32)
+        return log_softmax_(logits) if can_overwrite else logits.log_softmax(-1)
+    return log_softmax_(logits.float())
+
+
+@operation("log_softmax_")
+def log_softmax_(logits: Float[Tensor, "*axes vocab"]) -> Float[Tensor, "*axes vocab"]:
+    """Replace logits by their log-softmax, and return them."""
+    return torch.log_softmax(logits, -1, out=logits)
+
+
+@operation("largest")
+def largest(values: Float[Tensor, "rows vocab"]) -> tuple[Float[Tensor, "rows"], Int[Tensor, "rows"]]:
+    """Return the largest value of each row, and an index at which it stands; NaN is larger than any number."""
+    best, indices = fast_topk(values, 1)
+    return best[:, 0], indices[:, 0]
 
 
 def fast_topk(values: Float[Tensor, "rows vocab"], k: int) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:

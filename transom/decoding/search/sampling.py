@@ -15,7 +15,7 @@ from torch import Tensor
 from transom.config.decoding import SamplingConfig
 from transom.data.tokenizer.special_tokens import PAD
 from transom.decoding.search.interfaces import NEG_INF, Hypothesis, LengthLimits, SearchState, SearchUpdate
-from transom.decoding.search.loop import fast_topk
+from transom.decoding.search.loop import fast_topk, largest
 
 INITIAL_CANDIDATES = 64
 """Number of tokens that are sorted first to find a nucleus (top-p); most nuclei are smaller, and sorting all tokens is slow."""
@@ -75,7 +75,7 @@ class SamplingSelector:
         settings, end = self._strategy.settings, self._strategy.end
         warped = self._apply_penalties(log_p, state)
         if settings.temperature == 0:
-            tokens = fast_topk(warped, 1)[1][:, 0]
+            tokens = largest(warped)[1]
         else:
             warped = warp_logits(warped.double(), settings)
             tokens = sample_inverse_cdf(warped, self._noise[:, state.length])

@@ -134,6 +134,37 @@ float softmax_of_logits(T* __restrict z, int64_t width) {
     return std::log(sum) + largest;
 }
 
+// Replaces a row of logits by log p = z - log(sum(exp(z))).
+inline void log_softmax_row(float* __restrict z, int64_t width) {
+    const float largest = largest_of(z, width);
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < width; j++) sum += numerator(z[j] - largest);
+    const float log_sum = std::log(sum) + largest;
+#pragma omp simd
+    for (int64_t j = 0; j < width; j++) z[j] -= log_sum;
+}
+
+// Returns the index of the first of the largest numbers; NaN is larger than all others, as in PyTorch.
+inline int64_t index_of_largest(const float* x, int64_t n) {
+    float largest = -INFINITY;
+    int has_nan = 0;
+#pragma omp simd reduction(max : largest) reduction(| : has_nan)
+    for (int64_t j = 0; j < n; j++) {
+        largest = x[j] > largest ? x[j] : largest;
+        has_nan |= x[j] != x[j];
+    }
+    if (has_nan) return std::find_if(x, x + n, [](float v) { return v != v; }) - x;
+    constexpr int64_t PART = 256;
+    for (int64_t start = 0;; start += PART) {
+        const int64_t end = std::min(n, start + PART);
+        int found = 0;
+#pragma omp simd reduction(| : found)
+        for (int64_t j = start; j < end; j++) found |= x[j] == largest;
+        if (found) return std::find(x + start, x + end, largest) - x;
+    }
+}
+
 // dS = P (dP - sum(P dP))
 template <typename T>
 void softmax_backward_row(T* __restrict grad, const T* __restrict p, int64_t keys) {
@@ -224,6 +255,17 @@ void transom_attention_backward(
     const float* grad, float* dq, float* dk, float* dv, float* work, int64_t floats, int threads) {
     const Gradients gradients{grad, dq, dk, dv};
     for_each_head(*shape, work, floats, threads, [=](const Head& head) { attend_backward(*shape, q, k, v, mask, normalizers, gradients, head); });
+}
+
+void transom_log_softmax(float* z, int64_t rows, int64_t width, int threads) {
+    Rows(rows, width).for_each(threads, [=](int64_t i, int64_t) { log_softmax_row(z + i * width, width); });
+}
+
+void transom_largest(const float* x, float* values, int64_t* indices, int64_t rows, int64_t width, int threads) {
+    Rows(rows, width).for_each(threads, [=](int64_t i, int64_t) {
+        indices[i] = index_of_largest(x + i * width, width);
+        values[i] = x[i * width + indices[i]];
+    });
 }
 
 // activate: f(x), f(x + bias) or f(x) * up; ``bias`` and ``up`` may be null. Rows of all tensors begin ``stride`` elements after one another.

@@ -62,23 +62,16 @@ void with_kind(Kind kind, Work work) {
 
 void normalize(const Norm& norm, const float* x, int rows, int width, float* y) {
     for (int row = 0; row < rows; row++, x += width, y += width) {
-        __m512 total = _mm512_setzero_ps();
-        if (norm.centered)
-            for (int i = 0; i < width; i += LANES) total = _mm512_add_ps(total, part(x, i, width));
-        __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(total) / width);
-        __m512 squares = _mm512_setzero_ps();
+        const __m512 mean = _mm512_set1_ps(norm.centered ? sum_of(width, [&](int i) { return part(x, i, width); }) / width : 0.0f);
+        const float variance = sum_of(width, [&](int i) {
+            const __m512 difference = _mm512_maskz_sub_ps(first(width - i), part(x, i, width), mean);
+            return _mm512_mul_ps(difference, difference);
+        }) / width;
+        const __m512 over = _mm512_set1_ps(1.0f / std::sqrt(variance + norm.eps));
         for (int i = 0; i < width; i += LANES) {
-            __mmask16 mask = first(width - i);
-            __m512 d = _mm512_maskz_sub_ps(mask, part(x, i, width), mean);
-            squares = _mm512_fmadd_ps(d, d, squares);
-        }
-        __m512 over = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / width + norm.eps));
-        for (int i = 0; i < width; i += LANES) {
-            __mmask16 mask = first(width - i);
-            __m512 v = _mm512_mul_ps(_mm512_sub_ps(part(x, i, width), mean), over);
-            v = _mm512_mul_ps(v, masked_load(mask, norm.gain + i));
-            if (norm.shift) v = _mm512_add_ps(v, masked_load(mask, norm.shift + i));
-            masked_store(y + i, mask, v);
+            __m512 v = _mm512_mul_ps(_mm512_mul_ps(_mm512_sub_ps(part(x, i, width), mean), over), part(norm.gain, i, width));
+            if (norm.shift) v = _mm512_add_ps(v, part(norm.shift, i, width));
+            masked_store(y + i, first(width - i), v);
         }
     }
 }

@@ -86,7 +86,18 @@ inline void touch_tile(const uint8_t*, int) {}
 
 #endif
 
-inline __m512 part(const float* x, int i, int width) { return masked_load(first(width - i), x + i); }
+inline __m512 part(const float* x, int i, int width) { return i + LANES <= width ? _mm512_loadu_ps(x + i) : masked_load(first(width - i), x + i); }
+
+// Sum the vectors at(0), at(16), ... of a row, in four sums that do not wait for one another.
+template <typename At>
+inline float sum_of(int width, At at) {
+    __m512 sums[4] = {};
+    int i = 0;
+    for (; i + 4 * LANES <= width; i += 4 * LANES)
+        for (int k = 0; k < 4; k++) sums[k] = _mm512_add_ps(sums[k], at(i + k * LANES));
+    for (; i < width; i += LANES) sums[0] = _mm512_add_ps(sums[0], at(i));
+    return _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])));
+}
 
 inline __m512 polynomial(__m512 x, std::initializer_list<float> coefficients) {  // Horner's rule, highest power first
     __m512 sum = _mm512_setzero_ps();
@@ -186,7 +197,8 @@ struct Rows {
         if (scale.size() < n_rows) scale.assign(n_rows, 0.0f), total.assign(n_rows, 0);
     }
 
-    void take(Kind kind, const float* x, int rows, int width) {
+    // Inlined, so that a constant kind is not looked up for each vector.
+    [[gnu::always_inline]] void take(Kind kind, const float* x, int rows, int width) {
         stride = up_to(width, inner_of_tile(kind)) * bytes_of(kind);
         for (int row = 0; row < rows; row++, x += width) {
             uint8_t* const to = bytes.data() + size_t(row) * stride;
@@ -300,11 +312,13 @@ inline __m512 add_products(__m512 sum, int32_t x, __m512i w) {
     }
 }
 
-// Multiply N rows with M blocks of 16 outputs, ``block_bytes`` apart; the sum of a row does not depend on the other rows.
+// Multiply N rows with M blocks of 16 outputs, ``block_bytes`` apart; the sum of a row does not depend on the other rows. Meanwhile, fetch as
+// many bytes from ``next`` on.
 template <Kind kind, int N, int M>
-void multiply_rows(const uint8_t* a, int stride, const uint8_t* b, size_t block_bytes, void* sums) {
+void multiply_rows(const uint8_t* a, int stride, const uint8_t* b, size_t block_bytes, const uint8_t* next, void* sums) {
     __m512 sum[M][N] = {};  // in int8: the bits of int32 sums
-    for (const uint8_t* const end = b + block_bytes; b < end; a += 4, b += 64) {
+    for (const uint8_t* const end = b + block_bytes; b < end; a += 4, b += 64, next += 64) {
+        _mm_prefetch((const char*)next, _MM_HINT_T0);
         __m512i w[M];
         for (int block = 0; block < M; block++) w[block] = _mm512_loadu_si512(b + block * block_bytes);
         for (int row = 0; row < N; row++) {
@@ -318,23 +332,23 @@ void multiply_rows(const uint8_t* a, int stride, const uint8_t* b, size_t block_
 }
 
 template <Kind kind, int M>
-void multiply_by_vectors(const uint8_t* a, int stride, const uint8_t* b, size_t block_bytes, int rows, void* sums) {
+void multiply_by_vectors(const uint8_t* a, int stride, const uint8_t* b, size_t block_bytes, int rows, const uint8_t* next, void* sums) {
     switch (rows) {
-#define ROWS(n) case n: return multiply_rows<kind, n, M>(a, stride, b, block_bytes, sums);
+#define ROWS(n) case n: return multiply_rows<kind, n, M>(a, stride, b, block_bytes, next, sums);
         ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
 #undef ROWS
     }
 }
 
-// Multiply at most STRIP rows with at most BLOCKS blocks of outputs.
+// Multiply at most STRIP rows with at most BLOCKS blocks of outputs; ``next`` are weights to be fetched.
 template <Kind kind>
-void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, int rows, int blocks, void* sums) {
+void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, int rows, int blocks, const uint8_t* next, void* sums) {
     if constexpr (BY_TILES<kind>)
         multiply_by_tiles<kind>(a, stride, b, n_tiles, rows, sums);
     else if (blocks == 2)
-        multiply_by_vectors<kind, 2>(a, stride, b, size_t(n_tiles) * TILE, rows, sums);
+        multiply_by_vectors<kind, 2>(a, stride, b, size_t(n_tiles) * TILE, rows, next, sums);
     else
-        multiply_by_vectors<kind, 1>(a, stride, b, size_t(n_tiles) * TILE, rows, sums);
+        multiply_by_vectors<kind, 1>(a, stride, b, size_t(n_tiles) * TILE, rows, next, sums);
 }
 
 // Operands and result of a product: y = f(x W^T + b), times ``times`` elementwise, plus ``residual``, if they are given.
@@ -372,18 +386,22 @@ void finish(const Linear& map, const Rows& x, int from, int rows, int block, con
     }
 }
 
-// Compute the outputs of blocks ``begin`` to ``end``.
+// Compute the outputs of blocks ``begin`` to ``end``. Strips after the first one find the weights in the caches, and wait for none while those of
+// the next blocks arrive.
 template <Kind kind>
 void product(const Linear& map, const Rows& x, int rows, int begin, int end, const Output& out) {
     alignas(64) float sums[BLOCKS<kind> * STRIP<kind> * LANES];
     const int n_tiles = up_to(map.in_features, inner_of_tile(kind)) / inner_of_tile(kind);
+    const size_t block_bytes = size_t(n_tiles) * TILE;
     for (int block = begin; block < end; block += BLOCKS<kind>) {
         const int blocks = end - block < BLOCKS<kind> ? end - block : BLOCKS<kind>;
         for (int from = 0, here; from < rows; from += here) {
             const int strips = (rows - from + STRIP<kind> - 1) / STRIP<kind>;
             here = (rows - from + strips - 1) / strips;  // strips of equal height: those of few rows are slower
             if (BY_TILES<kind>) here = std::min(up_to(here, LANES), rows - from);
-            multiply<kind>(x.bytes.data() + size_t(from) * x.stride, x.stride, map.weight + size_t(block) * n_tiles * TILE, n_tiles, here, blocks, sums);
+            const int next = std::min(block + blocks + (from > 0), end - 1);  // the first strip fetches one block, the others another
+            const uint8_t* const a = x.bytes.data() + size_t(from) * x.stride;
+            multiply<kind>(a, x.stride, map.weight + block * block_bytes, n_tiles, here, blocks, map.weight + next * block_bytes, sums);
             for (int i = 0; i < blocks; i++) finish<kind>(map, x, from, here, block + i, sums + i * STRIP<kind> * LANES, out);
         }
     }

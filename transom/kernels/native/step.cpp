@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <type_traits>
 
+#include "cached_attention.h"
 #include "encoder.h"
 #include "team.h"
 
@@ -22,6 +23,10 @@ extern "C" struct Decoder {
     const Block* blocks;
     Norm norm;
     Linear unembed;
+};
+
+extern "C" struct MemoryShape {
+    int32_t sources, length, n_heads, width;  // width: numbers of a key and its value
 };
 
 extern "C" struct State {
@@ -58,71 +63,6 @@ using Cached = std::conditional_t<kind == FLOAT32, float, uint16_t>;
 
 inline void store_cached(float* to, __m512 x) { _mm512_storeu_ps(to, x); }
 inline void store_cached(uint16_t* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, narrow(x)); }
-
-// Sums of the lanes of 16 vectors.
-inline __m512 lane_sums(const __m512* x) {
-    __m512 pairs[8], fours[4];
-    for (int i = 0; i < 8; i++) pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
-    for (int i = 0; i < 4; i++) {
-        const __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
-        fours[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-    }
-    const auto join = [](__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); };
-    return join(join(fours[0], fours[1]), join(fours[2], fours[3]));
-}
-
-// Add up values, weighted, in N vectors of 16 channels.
-template <int N, typename ValueAt>
-inline void add_values(int n_keys, const float* weights, ValueAt value_at, __m512 share, float* z) {
-    __m512 sums[N] = {};
-    for (int i = 0; i < n_keys; i++) {
-        const auto* value = value_at(i);
-        const __m512 weight = _mm512_set1_ps(weights[i]);
-        for (int c = 0; c < N; c++) sums[c] = _mm512_fmadd_ps(weight, wide(value + c * LANES), sums[c]);
-    }
-    for (int c = 0; c < N; c++) _mm512_storeu_ps(z + c * LANES, _mm512_mul_ps(sums[c], share));
-}
-
-// Attention of one query: z = softmax(q K^T / sqrt(d_head)) V with one head of keys and values. Key i is at key_at(i), its value after it,
-// and that of the next head ``next_head`` numbers later. ``scores`` has room for 16 more than the keys.
-template <typename KeyAt>
-void attend(const Decoder& d, size_t next_head, const float* q, int n_keys, KeyAt key_at, float* scores, float* z) {
-    if (n_keys == 0) {  // no key gives 0, never NaN
-        for (int c = 0; c < d.d_value; c++) z[c] = 0.0f;
-        return;
-    }
-    const __m512 over = _mm512_set1_ps(1.0f / std::sqrt(float(d.d_head))), lowest = _mm512_set1_ps(-INFINITY);
-    __m512 most = lowest;
-    for (int i = 0; i < n_keys; i += LANES) {
-        __m512 sums[LANES];
-        for (int k = 0; k < LANES; k++) {
-            const auto* key = key_at(std::min(i + k, n_keys - 1));
-            for (int c = 0; c < d.d_head + d.d_value; c += 64 / int(sizeof(*key))) _mm_prefetch((const char*)(key + next_head + c), _MM_HINT_T0);
-            sums[k] = _mm512_setzero_ps();
-            for (int c = 0; c < d.d_head; c += LANES) sums[k] = _mm512_fmadd_ps(_mm512_loadu_ps(q + c), wide(key + c), sums[k]);
-        }
-        const __m512 score = _mm512_mask_mul_ps(lowest, first(n_keys - i), lane_sums(sums), over);
-        _mm512_storeu_ps(scores + i, score);
-        most = _mm512_max_ps(most, score);
-    }
-    const __m512 largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
-    __m512 total = _mm512_setzero_ps();
-    for (int i = 0; i < n_keys; i += LANES) {
-        const __m512 weight = _mm512_maskz_mov_ps(first(n_keys - i), exponential(_mm512_sub_ps(_mm512_loadu_ps(scores + i), largest)));
-        _mm512_storeu_ps(scores + i, weight);
-        total = _mm512_add_ps(total, weight);
-    }
-    const __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(total));
-    for (int c = 0; c < d.d_value; c += 4 * LANES) {
-        const auto value_at = [&](int i) { return key_at(i) + d.d_head + c; };
-        switch ((d.d_value - c) / LANES) {
-            case 1: add_values<1>(n_keys, scores, value_at, share, z + c); break;
-            case 2: add_values<2>(n_keys, scores, value_at, share, z + c); break;
-            case 3: add_values<3>(n_keys, scores, value_at, share, z + c); break;
-            default: add_values<4>(n_keys, scores, value_at, share, z + c);
-        }
-    }
-}
 
 // ------------------------------------------------------------------------------------------------------------------- a step
 
@@ -214,7 +154,7 @@ class StepThread {
     void each_query(int row, int head, float* q, std::vector<float>& z, int n_keys, size_t next_head, KeyAt key_at) {
         const int group = d.n_heads / d.n_kv_heads;
         for (int i = head * group; i < (head + 1) * group; i++)
-            attend(d, next_head, q + i * d.d_head, n_keys, key_at, own.scores.data(), z.data() + (size_t(row) * d.n_heads + i) * d.d_value);
+            attend(d.d_head, d.d_value, next_head, q + i * d.d_head, n_keys, key_at, own.scores.data(), z.data() + (size_t(row) * d.n_heads + i) * d.d_value);
     }
 
     void feed_forward(const Block& block) {
@@ -283,28 +223,58 @@ void reserve(std::vector<float>& x, size_t n) {
 
 constexpr int CHUNK_ROWS = 192;  // their inputs, and a block of weights, fit in the second-level cache
 
-// A linear map of any number of rows, of which each thread takes chunks, or chunks of the outputs of a few rows.
-int linear(Kind kind, const Linear& map, const float* x, int rows, const Output& out, int threads) {
-    const int n_blocks = up_to(map.out_features, LANES) / LANES, per_thread = (rows + threads - 1) / threads;
+// A thread's rows of a linear map, as the product reads them, and results of ``unit`` blocks of outputs.
+struct MapBuffers {
+    Rows rows;
+    std::vector<float> y;
+};
+
+// Call work(kind, buffers, first row, number of rows, begin, end) for chunks of the rows of x, or, if these are few, of the outputs, whose blocks
+// ``begin`` to ``end`` are whole groups of ``unit`` blocks.
+template <typename Work>
+int map_chunks(Kind kind, const Linear& map, const float* x, int rows, int unit, int threads, const Work& work) {
+    const int n_units = up_to(map.out_features, unit * LANES) / (unit * LANES), per_thread = (rows + threads - 1) / threads;
     const bool by_rows = per_thread >= 2 * LANES;
     const int chunk_rows = by_rows ? std::min(CHUNK_ROWS, up_to(per_thread, LANES)) : rows;
-    const int chunk_blocks = by_rows ? n_blocks : (n_blocks + threads - 1) / threads;
+    const int chunk_units = by_rows ? n_units : (n_units + threads - 1) / threads;
     std::atomic<int> status{DONE};
-    const int n_chunks = by_rows ? (rows + chunk_rows - 1) / chunk_rows : (n_blocks + chunk_blocks - 1) / chunk_blocks;
+    const int n_chunks = by_rows ? (rows + chunk_rows - 1) / chunk_rows : (n_units + chunk_units - 1) / chunk_units;
     for_each_chunk(n_chunks, threads, [&](int64_t chunk) {
         const int from = by_rows ? int(chunk) * chunk_rows : 0, here = std::min(chunk_rows, rows - from);
-        const int begin = by_rows ? 0 : int(chunk) * chunk_blocks, end = std::min(n_blocks, begin + chunk_blocks);
-        thread_local Rows taken;  // allocating anew in each call costs as much as quantizing
-        const int failed = guarded([&] { return taken.reserve(kind, here, map.in_features), DONE; });
+        const int begin = by_rows ? 0 : int(chunk) * chunk_units, end = std::min(n_units, begin + chunk_units);
+        thread_local MapBuffers buffers;  // allocating anew in each call costs as much as quantizing
+        MapBuffers& own = buffers;
+        const int failed = guarded([&] {
+            own.rows.reserve(kind, here, map.in_features);
+            reserve(own.y, size_t(here) * unit * LANES);
+            return DONE;
+        });
         if (failed) return status.store(failed);
-        taken.take(kind, x + size_t(from) * map.in_features, here, map.in_features);
-        const size_t shift = size_t(from) * map.out_features;
-        const Output mine{out.y + shift, nullptr, out.residual ? out.residual + shift : nullptr};
         configure_tiles();
-        with_kind(kind, [&](auto constant) { product<constant>(map, taken, here, begin, end, mine); });
+        with_kind(kind, [&](auto constant) {
+            own.rows.take(constant, x + size_t(from) * map.in_features, here, map.in_features);
+            work(constant, own, from, here, begin * unit, end * unit);
+        });
         release_tiles();
     });
     return status;
+}
+
+// Write keys and values, ``width`` numbers per token and head, to the memory of a cache (blocks, sources, n_heads, length, width), for ``n`` tokens
+// from token ``from`` of all sources on, and for the heads of some blocks of outputs.
+template <Kind kind>
+void project_memory(const Linear& map, MapBuffers& own, int from, int n, int begin, int end, const MemoryShape& shape, Cached<kind>* memory) {
+    const int unit = shape.width / LANES, n_tiles = up_to(map.in_features, inner_of_tile(kind)) / inner_of_tile(kind);
+    for (int first = begin; first < end; first += unit) {
+        const int output = first * LANES, block = first / unit / shape.n_heads, head = first / unit % shape.n_heads;
+        const Linear part{map.weight + size_t(first) * n_tiles * TILE, map.scale + output, map.bias ? map.bias + output : nullptr, map.in_features, shape.width, NONE};
+        product<kind>(part, own.rows, n, 0, unit, {own.y.data()});
+        for (int i = 0; i < n; i++) {
+            const int source = (from + i) / shape.length, token = (from + i) % shape.length;
+            const size_t place = ((size_t(block) * shape.sources + source) * shape.n_heads + head) * shape.length + token;
+            for (int c = 0; c < shape.width; c += LANES) store_cached(memory + place * shape.width + c, _mm512_loadu_ps(own.y.data() + size_t(i) * shape.width + c));
+        }
+    }
 }
 
 bool within_bounds(const Decoder& d, const State& s) {
@@ -365,9 +335,19 @@ void transom_pack(int kind_, const float* weight, int inner, int outer, uint8_t*
     }
 }
 
-// y = f(x W^T + b) + residual, which may be null.
-int transom_linear(int kind, const Linear* map, const float* x, int rows, const float* residual, float* y, int threads) {
-    return linear(Kind(kind), *map, x, rows, {y, nullptr, residual}, threads);
+// y = f(x W^T + b)
+int transom_linear(int kind, const Linear* map, const float* x, int rows, float* y, int threads) {
+    return map_chunks(Kind(kind), *map, x, rows, 1, threads, [&](auto constant, MapBuffers& own, int from, int n, int begin, int end) {
+        product<constant>(*map, own.rows, n, begin, end, {y + size_t(from) * map->out_features});
+    });
+}
+
+// Project encoder states x (sources, length, in_features) to the keys and values that a search reads.
+int transom_project_memory(int kind, const Linear* map, const MemoryShape* shape, const float* x, void* memory, int threads) {
+    const int rows = shape->sources * shape->length, unit = shape->width / LANES;
+    return map_chunks(Kind(kind), *map, x, rows, unit, threads, [&](auto constant, MapBuffers& own, int from, int n, int begin, int end) {
+        project_memory<constant>(*map, own, from, n, begin, end, *shape, (Cached<constant>*)memory);
+    });
 }
 
 // Write the queries, keys and values of each row of x (rows, d_model), which the block normalizes first if it is pre-norm.
