@@ -11,7 +11,7 @@ import torch
 from benchmarks.shapes import FIRST_WORD, LEARNING_RATE, TRAINING, Shape, Task, random_tokens
 from transom.data.batch import Indices, PaddedSequences, TranslationBatch, batch_by_tokens
 from transom.data.tokenizer.special_tokens import EOS, PAD, SOS
-from transom.decoding.backends.decoder_backend import build_decoder_backend
+from transom.decoding.backends.decoder_backend import build_decoder_backend, plan_workers
 from transom.decoding.backends.fused_inference import FusedSeq2Seq
 from transom.decoding.backends.native_decoder import decoder_step_library
 from transom.decoding.inference import parallel_map
@@ -57,8 +57,8 @@ def training_steps(shape: Shape) -> dict[str, Callable[[], float]]:
     return {precision.name: step}
 
 
-def translators(tasks: list[Task], threads: int) -> dict[tuple[str, str], Callable[[], list[list[int]]]]:
-    """Return translation workloads by (task, mode), which split the batch over the threads and return the new tokens of each row.
+def translators(tasks: list[Task]) -> dict[tuple[str, str], Callable[[], list[list[int]]]]:
+    """Return translation workloads by (task, mode), which divide the batch as ``translate`` does and return the new tokens of each row.
 
     Beside int8 weights, the rest of the model is in the precision that transom chooses itself.
     """
@@ -67,10 +67,10 @@ def translators(tasks: list[Task], threads: int) -> dict[tuple[str, str], Callab
     if decoder_step_library()[0] is not None:
         backends["int8"] = build_decoder_backend(model, chosen.dtype, int8=True)
         backends[f"{chosen.name}, no C++"] = FusedSeq2Seq(copy.deepcopy(model).to(chosen.dtype))
-    return {(task.name, mode): partial(_translate, backend, task, threads) for task in tasks for mode, backend in backends.items()}
+    return {(task.name, mode): partial(_translate, backend, task) for task in tasks for mode, backend in backends.items()}
 
 
-def _translate(backend: StepModel[Any, Any], task: Task, threads: int) -> list[list[int]]:
+def _translate(backend: StepModel[Any, Any], task: Task) -> list[list[int]]:
     assert FIRST_WORD > EOS
     source, length = random_tokens(task.rows, task.shape.source, task.shape.vocab, 3).tolist(), task.shape.target
     strategy = GreedySearch(EOS) if task.beams == 1 else BeamSearch(EOS, task.beams)
@@ -81,6 +81,7 @@ def _translate(backend: StepModel[Any, Any], task: Task, threads: int) -> list[l
         hypotheses = search(backend, SearchRequest(rows, strategy, limits, SOS, EOS, [SuppressTokens(torch.tensor([PAD, SOS]))]))
         return [[*best.tokens, EOS] for best, *_ in hypotheses]
 
-    max_tokens = -(-task.rows // threads) * task.shape.source
+    n_workers, _ = plan_workers(backend, torch.device("cpu"), task.beams)
+    max_tokens = -(-task.rows // n_workers) * task.shape.source
     parts = list(batch_by_tokens(np.arange(task.rows), np.full(task.rows, task.shape.source), max_tokens))
-    return [row for _, rows in parallel_map(search_part, parts, threads) for row in rows]
+    return [row for _, rows in parallel_map(search_part, parts, n_workers) for row in rows]

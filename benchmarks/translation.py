@@ -84,7 +84,7 @@ def decoding_tables(shape: Shape, rounds: int | None, peak: PeakRates, threads: 
     """Time every system's translation, in generated tokens per second."""
     tables = {}
     systems = {
-        "transom": ("benchmarks.ours", "translators", tasks(shape), threads),
+        "transom": ("benchmarks.ours", "translators", tasks(shape)),
         "CTranslate2": ("benchmarks.peers.ct2", "translators", tasks(shape), threads),
         "transformers Marian": ("benchmarks.peers.marian", "translators", tasks(shape)),
     }

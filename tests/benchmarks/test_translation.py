@@ -15,6 +15,7 @@ from benchmarks.peers import ct2, marian, torch_transformer
 from benchmarks.shapes import BASE, TINY, Shape, tasks
 from benchmarks.worker import Worker
 from transom.decoding.backends.fused_inference import FusedSeq2Seq
+from transom.planning.precision import num_threads_set_to
 
 TRAINERS: dict[str, Callable[[], dict[str, Callable[[], float]]]] = {
     "transom": lambda: ours.training_steps(TINY),
@@ -45,7 +46,7 @@ def test_models_have_equal_size() -> None:
 @pytest.mark.long
 def test_all_systems_generate_equally_many_tokens() -> None:
     few = tasks(TINY, rows=3)
-    systems = [ours.translators(few, threads=2), ct2.translators(few, threads=2), marian.translators(few)]
+    systems = [ours.translators(few), ct2.translators(few, threads=2), marian.translators(few)]
     for task in few:
         selected = [(mode, translate) for workloads in systems for (name, mode), translate in workloads.items() if name == task.name]
         assert len(selected) > 5
@@ -69,11 +70,12 @@ def test_decoders_take_equally_many_steps_and_rows(monkeypatch: pytest.MonkeyPat
     peer.lm_head.register_forward_hook(lambda module, inputs, output: rows_of["Marian"].append(len(output)))
     monkeypatch.setattr(marian, "fresh_model", lambda shape: peer)
     few = tasks(TINY, rows=3)
-    own, peers = ours.translators(few, threads=1), marian.translators(few)
+    own, peers = ours.translators(few), marian.translators(few)
     by_pytorch = next((mode for _, mode in own if mode.endswith("no C++")), "fp32")
-    for task in few:
-        own[task.name, by_pytorch]()
-        peers[task.name, "fp32"]()
+    with num_threads_set_to(1):  # one search, not one per thread
+        for task in few:
+            own[task.name, by_pytorch]()
+            peers[task.name, "fp32"]()
     assert rows_of["transom"] == rows_of["Marian"] == [task.rows * task.beams for task in few for _ in range(TINY.target)]
 
 

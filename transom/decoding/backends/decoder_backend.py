@@ -85,6 +85,20 @@ def build_decoder_backend(model: Network, dtype: torch.dtype | None = None, int8
     return FusedSeq2Seq(model) if isinstance(model, Seq2SeqTransformer) and _can_fuse(model, model.config) else model
 
 
+def plan_workers(backend: StepModel[Any, Any], device: torch.device, n_beams: int) -> tuple[int, int]:
+    """Return how many searches run side by side, each in a worker of its own, and how many usual batches one of them takes.
+
+    On a CPU there are as many usual batches at the same time as PyTorch has threads. The native decoder computes them in one search, whose
+    threads divide the rows of each step: the rest of the loop then runs once for all. In beam search the rest takes longer, and workers run
+    it side by side, as they do for all other backends.
+    """
+    if device.type != "cpu":
+        return 1, 1
+    threads = torch.get_num_threads()
+    shares_steps = n_beams == 1 and isinstance(backend, NativeLanguageModel | NativeSeq2Seq)
+    return (1, threads) if shares_steps else (threads, 1)
+
+
 def _has_memory_for_copy(model: Network) -> bool:
     return sum(p.nbytes for p in model.get_submodule("decoder").parameters()) + model.unembedding.weight.nbytes <= free_memory() / 2
 

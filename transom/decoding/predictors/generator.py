@@ -12,6 +12,7 @@ from transom.config.decoding import SamplingConfig
 from transom.data.batch import LanguageBatch, PaddedSequences
 from transom.data.split import text_hash
 from transom.data.tokenizer.tokenizer import Tokenizer
+from transom.decoding.backends.decoder_backend import plan_workers
 from transom.decoding.backends.native_decoder import NativeLanguageModel
 from transom.decoding.backends.whole_passes import WholePassDecoder
 from transom.decoding.inference import (
@@ -230,13 +231,14 @@ class Generator:
         """
         reject_single_item(prompts, "text")
         settings, early_exit = self._settings(n, options)
-        decoder_backend = early_exit or self.decoder_backend  # made before workers, which have one thread each, need it
+        decoder_backend = early_exit or self.decoder_backend
+        n_workers, n_batches = plan_workers(decoder_backend, self.model.device, 1)
         rows = self._prompts(prompts, settings, options)
         texts = [self._text(prompt, row, k) for prompt, row in zip(prompts, rows, strict=True) for k in range(n)]
-        notify, n_workers = options.get("notify") or ignore_progress, torch.get_num_threads() if self.model.device.type == "cpu" else 1
+        notify, batch_rows = options.get("notify") or ignore_progress, n_batches * (options.get("batch_rows") or 32)
         with eval_mode(self.model):
             while pending := [text for text in texts if text.finish_reason is None]:
-                batches = self._batches(pending, options.get("batch_rows") or 32, n_workers)
+                batches = self._batches(pending, batch_rows, n_workers)
                 for _ in parallel_map(lambda batch: self._extend(decoder_backend, batch, settings), batches, n_workers):
                     notify(sum(text.finish_reason is not None for text in texts), len(texts))
         answers = [self._to_continuation(text, settings) for text in texts]

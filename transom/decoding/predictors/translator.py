@@ -14,6 +14,7 @@ from transom.data.pairs.pairs import Pairs
 from transom.data.split import text_hash
 from transom.data.tokenizer.special_tokens import SpecialTokens
 from transom.data.tokenizer.tokenizer import Tokenizers
+from transom.decoding.backends.decoder_backend import plan_workers
 from transom.decoding.backends.whole_passes import WholePassDecoder
 from transom.decoding.inference import (
     Deferred,
@@ -380,14 +381,14 @@ class Translator:
 
         ``strategy`` returns the strategy for the sources at some indices; by default it is greedy or beam search with ``decoding``.
 
-        On a CPU the batches run in parallel on as many workers as PyTorch has threads, and are small enough that every worker gets a batch.
+        On a CPU, as many batches as PyTorch has threads run at the same time (``plan_workers``), small enough that every worker gets one.
         """
         found: list[list[Hypothesis]] = [[] for _ in sources]
         lengths, n_done = sequence_lengths(sources) + self.tokenizers.source.special_tokens.n_added, 0
-        n_workers = torch.get_num_threads() if self.model.device.type == "cpu" else 1
-        batch_tokens = min(batch_tokens, -(-int(lengths.sum()) // n_workers))
+        n_beams = decoding.beam_size if strategy is None else 1
+        n_workers, n_batches = plan_workers(self._decoder_backend, self.model.device, n_beams)  # the backend is made now, not by workers
+        batch_tokens = min(n_batches * batch_tokens, -(-int(lengths.sum()) // n_workers))
         batches = [batch.tolist() for batch in batch_by_tokens(np.argsort(-lengths, kind="stable"), lengths, batch_tokens)]
-        _ = self._decoder_backend  # made now, not by workers, which have one thread each
 
         def work(rows: list[int]) -> list[list[Hypothesis]]:
             return self._search([sources[i] for i in rows], decoding, n, None if strategy is None else strategy(rows))

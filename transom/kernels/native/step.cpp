@@ -66,23 +66,15 @@ inline void store_cached(uint16_t* to, __m512 x) { _mm256_storeu_si256((__m256i*
 
 // ------------------------------------------------------------------------------------------------------------------- a step
 
-// Buffers shared by the threads: one per product, so that a fast thread never overwrites what a slow one still reads.
+// Results of the products of some rows: a buffer per product, so that a fast thread never overwrites what a slow one still reads.
 struct SharedBuffers {
     std::vector<float> qkv, z, o, q, cross_z, cross_o, gate, up, down;
 };
 
-// Buffers of one thread: every thread normalizes all rows, which is cheaper than waiting for the others.
+// Buffers of one thread: every thread normalizes all of these rows, which is cheaper than waiting for the others.
 struct ThreadBuffers {
     std::vector<float> x, normed, scores;
     Rows rows;
-};
-
-struct Step {
-    const Decoder& d;
-    State& s;
-    SharedBuffers& shared;
-    std::vector<ThreadBuffers>& own;
-    Team& team;
 };
 
 // One thread's part of a step: its blocks of every product, its (row, head) pairs of attention, and all norms and residual sums.
@@ -91,8 +83,9 @@ class StepThread {
     using Number = Cached<kind>;
 
    public:
-    StepThread(Step& step, int index, int n_threads)
-        : d(step.d), s(step.s), shared(step.shared), own(step.own[index]), team(step.team), index_(index), n_threads_(n_threads) {}
+    // The rows of ``state``, the first of which is row ``first_row`` of the cache, are computed by ``n_threads`` threads.
+    StepThread(const Decoder& decoder, State state, int first_row, SharedBuffers& shared, ThreadBuffers& own, Team& team, int index, int n_threads)
+        : d(decoder), s(state), first_row_(first_row), shared(shared), own(own), team(team), index_(index), n_threads_(n_threads) {}
 
     void run() {
         configure_tiles();
@@ -110,11 +103,12 @@ class StepThread {
 
    private:
     const Decoder& d;
-    State& s;
+    const State s;
+    const int first_row_;
     SharedBuffers& shared;
     ThreadBuffers& own;
     Team& team;
-    int index_, n_threads_;
+    const int index_, n_threads_;
 
     // Return the sub-layer input: the residual stream, normalized for pre-norm.
     const float* before(const Norm& norm) {
@@ -182,7 +176,7 @@ class StepThread {
                 apply_rotary(k, cos, sin, d.rotary_pairs);
             }
             const auto slot = [&](int of_row) { return tokens + (size_t(of_row) * d.n_kv_heads + head) * line; };
-            Number* now = slot(row) + size_t(s.length) * token;
+            Number* now = slot(first_row_ + row) + size_t(s.length) * token;
             for (int c = 0; c < d.d_head; c += LANES) store_cached(now + c, _mm512_loadu_ps(k + c));
             for (int c = 0; c < d.d_value; c += LANES) store_cached(now + d.d_head + c, _mm512_loadu_ps(v + c));
             const int32_t* slots = s.slots + size_t(row) * s.max_length;
@@ -211,10 +205,10 @@ class StepThread {
 };
 
 struct Workspace {
-    Workspace(int threads, int most) : team(threads, most), own(std::min(threads, most)) {}
+    Workspace(int threads, int most) : team(threads, most), own(threads), shared(threads) {}
     Team team;
-    std::vector<ThreadBuffers> own;
-    SharedBuffers shared;
+    std::vector<ThreadBuffers> own;     // of each thread, or of each part of the rows
+    std::vector<SharedBuffers> shared;  // of each part of the rows; the first one also of all rows
 };
 
 void reserve(std::vector<float>& x, size_t n) {
@@ -284,24 +278,37 @@ bool within_bounds(const Decoder& d, const State& s) {
 }
 
 // Allocate all buffers of a step before its threads start.
-void reserve_buffers(const Decoder& d, const State& s, std::vector<ThreadBuffers>& every, SharedBuffers& shared) {
-    const size_t rows = s.rows, queries = size_t(d.n_heads) * d.d_head, width = size_t(d.n_kv_heads) * (d.d_head + d.d_value);
-    reserve(shared.qkv, rows * (queries + width));
-    for (auto* z : {&shared.z, &shared.cross_z}) reserve(*z, rows * d.n_heads * d.d_value);
-    for (auto* y : {&shared.o, &shared.cross_o, &shared.down}) reserve(*y, rows * d.d_model);
-    reserve(shared.q, rows * queries);
+void reserve_buffers(const Decoder& d, const State& s, Workspace& work) {
+    const size_t queries = size_t(d.n_heads) * d.d_head, width = size_t(d.n_kv_heads) * (d.d_head + d.d_value);
     int widest = d.d_model;
-    for (int i = 0; i < d.n_blocks; i++) {
-        const Block& block = d.blocks[i];
-        for (auto* hidden : {&shared.gate, &shared.up}) reserve(*hidden, rows * block.up.out_features);
-        for (int inner : {block.o.in_features, block.cross_o.in_features, block.down.in_features}) widest = inner > widest ? inner : widest;
+    for (int i = 0; i < d.n_blocks; i++)
+        for (const Linear* map : {&d.blocks[i].o, &d.blocks[i].cross_o, &d.blocks[i].down}) widest = std::max(widest, map->in_features);
+    const int n_parts = work.team.parts(s.rows), of_part = (s.rows + n_parts - 1) / n_parts;
+    for (int i = 0; i < std::max(n_parts, work.team.sharing()); i++) {
+        ThreadBuffers& own = work.own[i];
+        SharedBuffers& shared = work.shared[i];
+        const size_t own_rows = i < work.team.sharing() ? s.rows : of_part, rows = i == 0 ? s.rows : i < n_parts ? of_part : 0;
+        for (auto* x : {&own.x, &own.normed}) reserve(*x, own_rows * d.d_model);
+        reserve(own.scores, std::max(s.max_length, s.max_source_length) + LANES);
+        own.rows.reserve(Kind(d.kind), int(own_rows), widest);
+        reserve(shared.qkv, rows * (queries + width));
+        for (auto* z : {&shared.z, &shared.cross_z}) reserve(*z, rows * d.n_heads * d.d_value);
+        for (auto* y : {&shared.o, &shared.cross_o, &shared.down}) reserve(*y, rows * d.d_model);
+        reserve(shared.q, rows * queries);
+        for (int block = 0; block < d.n_blocks; block++)
+            for (auto* hidden : {&shared.gate, &shared.up}) reserve(*hidden, rows * d.blocks[block].up.out_features);
     }
-    const size_t longest = s.max_length > s.max_source_length ? s.max_length : s.max_source_length;
-    for (ThreadBuffers& own : every) {
-        for (auto* x : {&own.x, &own.normed}) reserve(*x, rows * d.d_model);
-        reserve(own.scores, longest + LANES);
-        own.rows.reserve(Kind(d.kind), s.rows, widest);
-    }
+}
+
+// The state of rows ``begin`` to ``end`` only.
+State part_of(const State& s, int begin, int end, const Decoder& d) {
+    State part = s;
+    part.rows = end - begin;
+    if (s.sources) part.sources += begin;
+    part.slots += size_t(begin) * s.max_length;
+    part.x += size_t(begin) * d.d_model;
+    part.logits += size_t(begin) * d.unembed.out_features;
+    return part;
 }
 
 }  // namespace
@@ -393,10 +400,15 @@ int transom_step(const Decoder* decoder, State* state, void* workspace) {
         const Decoder& d = *decoder;
         if (!workspace || !within_bounds(d, *state)) return OUT_OF_BOUNDS;
         auto& work = *(Workspace*)workspace;
-        reserve_buffers(d, *state, work.own, work.shared);
-        Step step{d, *state, work.shared, work.own, work.team};
-        work.team.run([&](int index, int n_threads) {
-            with_kind(Kind(d.kind), [&](auto kind) { StepThread<kind>(step, index, n_threads).run(); });
+        reserve_buffers(d, *state, work);
+        with_kind(Kind(d.kind), [&](auto kind) {
+            work.team.run(state->rows, [&](int index, int n_threads, int n_parts) {
+                if (n_parts == 1) return StepThread<kind>(d, *state, 0, work.shared[0], work.own[index], work.team, index, n_threads).run();
+                for (int i = index; i < n_parts; i += n_threads) {  // OpenMP may start fewer threads than requested
+                    const int begin = state->rows * i / n_parts, end = state->rows * (i + 1) / n_parts;
+                    StepThread<kind>(d, part_of(*state, begin, end, d), begin, work.shared[i], work.own[i], work.team, 0, 1).run();
+                }
+            });
         });
         for (size_t row = 0; row < size_t(state->rows); row++) state->slots[row * state->max_length + state->length] = int32_t(row);
         state->length++;

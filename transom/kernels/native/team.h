@@ -15,23 +15,32 @@ namespace {
 
 // Threads that run one function in parallel and synchronize at barriers.
 //
-// Several threads are faster only while each has a CPU: at a barrier all wait for a thread without one. So one run in TRIAL is timed with
-// one thread and the next one with all threads; the following runs use the faster setting.
+// Either each thread computes some of the rows, without a barrier, or all threads share each product of all rows. The first way reads all weights
+// once per thread, so that the faster one depends on the caches. With few rows, the choice is between one thread and all: several are faster only
+// while each has a CPU, since at a barrier all wait for a thread without one. Each way is timed in one run of TRIAL; the others take the faster.
 class Team {
    public:
-    // At most ``most`` of ``threads`` threads work.
-    Team(int threads, int most) : threads_(threads), full_(std::min(threads, most)) {}
+    // At most ``most`` of ``threads`` threads share a product.
+    Team(int threads, int most) : threads_(threads), sharing_(std::min(threads, most)) {}
 
-    // Call work(thread's index, number of threads) on every thread.
+    int sharing() const { return sharing_; }
+
+    // Return into how many parts the threads divide the rows.
+    int parts(int rows) const { return std::max(1, std::min(threads_, rows / MIN_ROWS)); }
+
+    // Call work(thread's index, number of threads, number of parts of the rows) on every thread.
     template <typename Work>
-    void run(const Work& work) {
+    void run(int rows, const Work& work) {
         using clock = std::chrono::steady_clock;
-        const int turn = full_ == 1 ? -1 : n_runs_++ % TRIAL;
-        const int size = turn == 0 || (turn > 1 && alone_ < together_) || turn < 0 ? 1 : full_;
+        const int n_parts = parts(rows);
+        if (n_parts != n_parts_) n_parts_ = n_parts, n_runs_ = 0, apart_ = together_ = {};
+        const int turn = n_runs_++ % TRIAL;
+        const bool untried = apart_ == together_;
+        const bool apart = threads_ == 1 || turn == 1 || (turn != 2 && (untried ? n_parts > 1 : apart_ < together_));
         const auto start = clock::now();
-        run_on_threads(threads_, size, work);
-        if (turn == 0) alone_ = clock::now() - start;
-        if (turn == 1) together_ = clock::now() - start;
+        run_on_threads(threads_, apart ? n_parts : sharing_, [&](int index, int n_threads) { work(index, n_threads, apart ? n_parts : 1); });
+        if (turn == 1) apart_ = clock::now() - start;
+        if (turn == 2) together_ = clock::now() - start;
     }
 
     // Wait until all threads of a run have arrived.
@@ -48,10 +57,11 @@ class Team {
     }
 
    private:
-    static constexpr int TRIAL = 16;  // runs from one trial to the next
-    const int threads_, full_;
-    int n_runs_ = 0;
-    std::chrono::nanoseconds alone_{}, together_{};
+    static constexpr int TRIAL = 16;    // runs from one trial to the next
+    static constexpr int MIN_ROWS = 4;  // of a part
+    const int threads_, sharing_;
+    int n_runs_ = 0, n_parts_ = 0;
+    std::chrono::nanoseconds apart_{}, together_{};
     std::atomic<uint32_t> turn_{0};
     std::atomic<int> arrived_{0};
 };
