@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from tests.decoding.models import letter_tokenizers, tiny_model
+from transom.decoding.backends.decoder_backend import build_decoder_backend, plan_workers
 from transom.decoding.backends.fused_inference import FusedSeq2Seq
 from transom.decoding.inference import parallel_map
 from transom.decoding.predictors.translator import Translator
+from transom.kernels.native_library import load_native_library
 
 
 @pytest.fixture
@@ -63,3 +65,14 @@ def test_a_translator_answers_in_order_whoever_did_the_work(flat: bool) -> None:
     found = translator.translate(texts, beam_size=3, max_length=9, notify=lambda *progress: told.append(progress))
     assert found == [translator.translate([text], beam_size=3, max_length=9)[0] for text in texts]
     assert len(set(found)) > 4 and len(told) >= 3 and told[-1] == (6, 6)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_batches_at_the_same_time_are_as_many_as_threads() -> None:
+    cpu, fused = torch.device("cpu"), FusedSeq2Seq(tiny_model(20))
+    assert plan_workers(fused, cpu, 1) == plan_workers(fused, cpu, 4) == (3, 1)
+    assert plan_workers(fused, torch.device("cuda"), 1) == (1, 1)
+    if load_native_library().library is not None:
+        native = build_decoder_backend(tiny_model(20, dtype=torch.float32, d_head=16))
+        assert plan_workers(native, cpu, 1) == (1, 3)
+        assert plan_workers(native, cpu, 4) == (3, 1)
