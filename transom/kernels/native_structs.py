@@ -28,12 +28,26 @@ class BlockStruct(ctypes.Structure):
     _fields_ = [(name, NormStruct) for name in _NORMS] + [(name, LinearStruct) for name in _LINEARS]
 
 
+class EmbeddingStruct(ctypes.Structure):
+    """Embedding of tokens and their positions."""
+
+    _fields_ = [
+        ("table", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("is_bfloat16", "vocabulary")),
+        ("positions", ctypes.c_void_p),
+        ("n_positions", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("norm", NormStruct),
+    ]
+
+
 class DecoderStruct(ctypes.Structure):
-    """A decoder stack and the output projection."""
+    """The embedding, a decoder stack and the output projection."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("kind", "n_blocks", "d_model", "n_heads", "n_kv_heads", "d_head", "d_value", "rotary_pairs")),
         *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+        ("embedding", EmbeddingStruct),
         ("blocks", ctypes.POINTER(BlockStruct)),
         ("norm", NormStruct),
         ("unembed", LinearStruct),
@@ -73,7 +87,9 @@ class StateStruct(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("rows", "length", "capacity", "max_length", "max_source_length")),
         *((name, ctypes.c_void_p) for name in ("sources", "lengths", "slots", "tokens", "memory")),
         ("memory_stride", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("x", "logits")),
+        ("inputs", ctypes.c_void_p),
+        ("input_stride", ctypes.c_int64),
+        ("logits", ctypes.c_void_p),
     ]
 
 

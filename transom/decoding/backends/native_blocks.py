@@ -12,8 +12,10 @@ from torch.nn import functional as F
 from transom.decoding.packed_linear import WEIGHT_TYPES, Activation, TiledLinear, WeightType, library_structs, pointer
 from transom.layers.attention import Attention
 from transom.layers.block import PostNormBlock, ResidualConnection, SequentialBlock
+from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward, GatedFeedForward
 from transom.layers.norm import LayerNorm, Norm, RmsNorm
+from transom.layers.position_encoding import LearnedPosition, Sinusoidal
 from transom.layers.stack import Stack
 
 LANES = 16
@@ -65,6 +67,19 @@ class BlockPacker:
             return self._structs.NormStruct(), self._structs.NormStruct()
         norm = self.norm(residual.norm)
         return (self._structs.NormStruct(), norm) if post else (norm, self._structs.NormStruct())
+
+    def embedding(self, embedding: Embedding) -> Any:
+        """Return the tables of an embedding, those of the model itself where they are in bfloat16 or float32."""
+        position = embedding.position.table if isinstance(embedding.position, Sinusoidal | LearnedPosition) else None
+        vectors = position.weight if isinstance(position, nn.Embedding) else position
+        positions = None if vectors is None else vectors.detach().float().contiguous()
+        weight = embedding.tokens.weight.detach()
+        table = (weight if weight.dtype == torch.bfloat16 else weight.float()).contiguous()
+        self.keep_alive += [positions, table]
+        return self._structs.EmbeddingStruct(
+            *(table.data_ptr(), table.dtype == torch.bfloat16, len(table)),
+            *(pointer(positions), 0 if positions is None else len(positions), embedding.scale, self.norm(embedding.norm)),
+        )
 
     def norm(self, norm: Norm | None) -> Any:
         """Return the parameters of a norm in float32; those of no norm for None."""

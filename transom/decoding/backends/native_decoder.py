@@ -3,6 +3,7 @@
 import ctypes
 import weakref
 from collections.abc import Callable
+from types import NoneType
 
 import torch
 from jaxtyping import Float, Int
@@ -59,6 +60,7 @@ def unsupported_reason(model: Network) -> str | None:
         return "it supports only Transformer decoders"
     attentions = [module for module in model.decoder.modules() if isinstance(module, Attention)]
     supported = {type(module) for module in model.decoder.modules()} <= SUPPORTED_MODULES and _is_supported(_embedding(model).position)
+    supported &= type(_embedding(model).norm) in (NoneType, LayerNorm, RmsNorm) and _embedding(model).token_types is None
     supported &= all(
         module.activation in ACTIVATION_CODES for module in model.decoder.modules() if isinstance(module, FeedForward | GatedFeedForward)
     )
@@ -154,7 +156,7 @@ class NativeCache:
 
 
 class NativeDecoder:
-    """A decoder stack and its output projection, packed for ``step.cpp``. The model still embeds the tokens and must not change."""
+    """A decoder, packed for ``step.cpp``; it reads the embeddings of the model, which must not change."""
 
     def __init__(self, library: ctypes.CDLL, kind: WeightType, model: Seq2SeqTransformer | DecoderOnlyTransformer) -> None:
         """Pack the decoder of ``model``, for which ``unsupported_reason`` must return None."""
@@ -163,7 +165,7 @@ class NativeDecoder:
         stack, embedding = model.decoder, _embedding(model)
         attention, rotary = stack.blocks[0].attn, embedding.position
         assert isinstance(attention, Attention)
-        self._embedding, self._has_cross_attention = embedding, isinstance(model, Seq2SeqTransformer)
+        self._has_cross_attention = isinstance(model, Seq2SeqTransformer)
         self._softcap = model.logit_softcap
         self._blocks = (self._structs.BlockStruct * len(stack.blocks))(*map(packer.block, stack.blocks))
         cos, sin = (x[0].float().contiguous() for x in (rotary.cos, rotary.sin)) if isinstance(rotary, Rotary) else (None, None)
@@ -172,6 +174,7 @@ class NativeDecoder:
             *(WEIGHT_TYPES[kind], len(stack.blocks), model.config.d_model),
             *(attention.n_heads, attention.n_kv_heads, attention.d_head, attention.d_value),
             *(0 if cos is None else cos.shape[1], pointer(cos), pointer(sin)),
+            packer.embedding(embedding),
             self._blocks,
             packer.norm(stack.norm),
             packer.tiled(*logit_weights(model.unembedding)),
@@ -197,11 +200,10 @@ class NativeDecoder:
                 f"expected a cache of (blocks, width, blocks of memory, width) = {self._shapes(cache)} in {self.cache_dtype},"
                 f" found {cache.shapes} in {cache.dtype}"
             )
-        x = self._embedding.embed(tokens, torch.tensor([[length]])).float().contiguous()
-        if x.shape != (state.rows, 1, self._layout.d_model):
-            raise ValueError(f"expected {state.rows} rows of one token and d_model {self._layout.d_model}, found {tuple(x.shape)}")
-        logits = x.new_empty(len(x), 1, self._layout.unembed.out_features)
-        state.x, state.logits = x.data_ptr(), logits.data_ptr()
+        if tokens.shape != (state.rows, 1) or tokens.dtype != torch.int64:
+            raise ValueError(f"expected {state.rows} rows of one token in torch.int64, found {tuple(tokens.shape)} in {tokens.dtype}")
+        logits = torch.empty(len(tokens), 1, self._layout.unembed.out_features)
+        state.inputs, state.input_stride, state.logits = tokens.data_ptr(), tokens.stride(0), logits.data_ptr()
         if status := self.library.transom_step(ctypes.byref(self._layout), ctypes.byref(state), cache.workspace):
             self._structs.raise_for_status(status)
         return logits if self._softcap is None else soft_cap(logits, self._softcap)

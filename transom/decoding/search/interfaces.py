@@ -66,6 +66,11 @@ class LengthLimits:
     max_length: Int[Tensor, "sources"]
 
     @cached_property
+    def smallest_min_length(self) -> int:
+        """The smallest minimum length of all sources."""
+        return int(self.min_length.min())
+
+    @cached_property
     def largest_min_length(self) -> int:
         """The largest minimum length of all sources."""
         return int(self.min_length.max())

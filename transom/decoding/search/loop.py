@@ -106,7 +106,9 @@ class EnforceLengthLimits:
 
     def __call__(self, log_p: Float[Tensor, "rows vocab"], state: SearchState) -> Float[Tensor, "rows vocab"]:
         limits, length = state.limits, state.length
-        if length < limits.largest_min_length:
+        if length < limits.smallest_min_length:
+            log_p[:, self.end] = NEG_INF
+        elif length < limits.largest_min_length:
             early = (length < limits.min_length).repeat_interleave(state.n_beams)
             log_p[:, self.end].masked_fill_(early, NEG_INF)
         if length + 1 >= limits.smallest_max_length:

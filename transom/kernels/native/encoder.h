@@ -79,6 +79,9 @@ void normalize(const Norm& norm, const float* x, int rows, int width, float* y) 
 constexpr int ENCODER_ROWS = 96;  // rows of a chunk
 constexpr int QUERIES = 96;       // whose scores are computed together
 
+// Width of rows of queries, keys and values of a sequence: with a power of two, all tokens would share a few sets of the first-level cache.
+inline size_t padded_width(const Block& block) { return block.qkv.out_features + LANES; }
+
 struct ChunkBuffers {
     std::vector<float> normed, gate, hidden, qkv, z, keys, scores;
     Rows rows;
@@ -91,7 +94,7 @@ struct ChunkBuffers {
     }
 
     void reserve_attention(const Block& block, const Sequences& sequences, int rows) {
-        at_least(qkv, size_t(rows) * sequences.length * block.qkv.out_features);
+        at_least(qkv, size_t(rows) * sequences.length * padded_width(block));
         at_least(z, size_t(rows) * sequences.length * block.o.in_features);
         at_least(keys, size_t(up_to(sequences.length, LANES)) * sequences.d_head);
         at_least(scores, size_t(up_to(sequences.length, LANES)) * QUERIES);
@@ -116,9 +119,9 @@ void apply(const Linear& map, const Rows& x, int rows, const Output& out) {
 }
 
 template <Kind kind>
-void project_rows(const Block& block, const float* x, int rows, int d_model, float* qkv, ChunkBuffers& own) {
+void project_rows(const Block& block, const float* x, int rows, int d_model, float* qkv, size_t width, ChunkBuffers& own) {
     own.rows.take(kind, before(block.attn_pre_norm, x, rows, d_model, own), rows, d_model);
-    apply<kind>(block.qkv, own.rows, rows, {qkv});
+    apply<kind>(block.qkv, own.rows, rows, {qkv, nullptr, nullptr, width});
 }
 
 template <Kind kind>
@@ -167,9 +170,9 @@ inline int visible_keys(const Sequences& sequences, const float* bias) {
 }
 
 // z (length, n_heads d_value) = softmax(Q K^T / sqrt(d_head) + bias) V for one row of the batch, whose queries, keys and values are in qkv.
-inline void attend_sequence(const Sequences& sequences, int row, const float* qkv, float* z, ChunkBuffers& own) {
+inline void attend_sequence(const Sequences& sequences, int row, const float* qkv, size_t width, float* z, ChunkBuffers& own) {
     const int length = sequences.length, d_head = sequences.d_head, d_value = sequences.d_value, z_width = sequences.n_heads * d_value;
-    const int k_start = sequences.n_heads * d_head, v_start = 2 * k_start, width = v_start + z_width;
+    const int k_start = sequences.n_heads * d_head, v_start = 2 * k_start;
     const float* bias = sequences.bias ? sequences.bias + row * sequences.bias_row : nullptr;
     const int keys = visible_keys(sequences, bias), padded = up_to(keys, LANES);
     const float scale = 1.0f / std::sqrt(float(d_head));
@@ -193,13 +196,13 @@ inline void attend_sequence(const Sequences& sequences, int row, const float* qk
 template <Kind kind>
 void read_sequences(const Block& block, const Sequences& sequences, int begin, int end, int d_model, float* x, ChunkBuffers& own) {
     const int n = (end - begin) * sequences.length, n_chunks = (n + ENCODER_ROWS - 1) / ENCODER_ROWS, chunk = (n + n_chunks - 1) / n_chunks;
-    const size_t qkv_width = block.qkv.out_features, z_width = block.o.in_features;
+    const size_t qkv_width = padded_width(block), z_width = block.o.in_features;
     float *const qkv = own.qkv.data(), *const z = own.z.data();
     for (int from = 0; from < n; from += chunk)
-        project_rows<kind>(block, x + size_t(from) * d_model, std::min(chunk, n - from), d_model, qkv + from * qkv_width, own);
+        project_rows<kind>(block, x + size_t(from) * d_model, std::min(chunk, n - from), d_model, qkv + from * qkv_width, qkv_width, own);
     for (int row = begin; row < end; row++) {
         const size_t from = size_t(row - begin) * sequences.length;
-        attend_sequence(sequences, row, qkv + from * qkv_width, z + from * z_width, own);
+        attend_sequence(sequences, row, qkv + from * qkv_width, qkv_width, z + from * z_width, own);
     }
     for (int from = 0; from < n; from += chunk)
         finish_rows<kind>(block, z + from * z_width, std::min(chunk, n - from), d_model, x + size_t(from) * d_model, own);

@@ -45,6 +45,13 @@ inline __m512 wide(const uint16_t* x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
 }
 
+inline __m512 wide(const uint16_t* x, __mmask16 mask) {
+    alignas(32) uint16_t numbers[LANES] = {};
+    if (mask == 0xffff) return wide(x);
+    for (int i = 0; mask >> i & 1; i++) numbers[i] = x[i];
+    return wide(numbers);
+}
+
 inline __m512 wide(const float* x) { return _mm512_loadu_ps(x); }
 
 inline __m256i narrow(__m512 x) {  // to the nearest bfloat16, ties to even
@@ -351,10 +358,12 @@ void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, int r
         multiply_by_vectors<kind, 1>(a, stride, b, size_t(n_tiles) * TILE, rows, next, sums);
 }
 
-// Operands and result of a product: y = f(x W^T + b), times ``times`` elementwise, plus ``residual``, if they are given.
+// Operands and result of a product: y = f(x W^T + b), times ``times`` elementwise, plus ``residual``, if they are given. All have rows of
+// ``width`` numbers, the number of outputs if it is 0.
 struct Output {
     float* y;
     const float *times = nullptr, *residual = nullptr;
+    size_t width = 0;
 };
 
 // Write the results of 16 outputs for the rows from ``from`` on, given their sums.
@@ -366,7 +375,7 @@ void finish(const Linear& map, const Rows& x, int from, int rows, int block, con
     const __m512 scale = kind == INT8 ? masked_load(mask, map.scale + column) : _mm512_set1_ps(1.0f);
     // Stores to y could change what is read through a reference, for all that the compiler knows.
     const int activation = map.activation;
-    const size_t width = map.out_features;
+    const size_t width = out.width ? out.width : map.out_features;
     const float *const scales = x.scale.data() + from, *const times = out.times, *const residual = out.residual;
     const int32_t* const totals = x.total.data() + from;
     float* const y = out.y;

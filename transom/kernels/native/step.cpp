@@ -16,10 +16,20 @@
 #include "team.h"
 
 // native_structs.py mirrors the layout of these structures.
+extern "C" struct Embedding {
+    const void* table;       // (vocabulary, d_model): bfloat16 or float32
+    int32_t is_bfloat16, vocabulary;
+    const float* positions;  // (n_positions, d_model), added to the embeddings; or null
+    int32_t n_positions;
+    float scale;
+    Norm norm;
+};
+
 extern "C" struct Decoder {
     int32_t kind, n_blocks, d_model, n_heads, n_kv_heads, d_head, d_value;
     int32_t rotary_pairs;           // pairs of a query or key that are rotated (RoPE)
     const float *cos, *sin;  // (positions, pairs)
+    Embedding embedding;
     const Block* blocks;
     Norm norm;
     Linear unembed;
@@ -39,7 +49,8 @@ extern "C" struct State {
     void* tokens;                 // (blocks, capacity, heads, max_length, key and value): float32 for weights in float32, else bfloat16
     const void* memory;           // (blocks, sources, heads, longest, key and value) in the same type
     int64_t memory_stride;        // distance between the memories of two blocks, in numbers
-    const float* x;               // (rows, d_model): the embedded tokens
+    const int64_t* inputs;        // token of each row
+    int64_t input_stride;         // distance between the tokens of two rows
     float* logits;                // (rows, vocabulary)
 };
 
@@ -89,7 +100,7 @@ class StepThread {
 
     void run() {
         configure_tiles();
-        std::memcpy(own.x.data(), s.x, size_t(s.rows) * d.d_model * sizeof(float));
+        embed();
         for (int i = 0; i < d.n_blocks; i++) {
             const Block& block = d.blocks[i];
             self_attention(block, i);
@@ -109,6 +120,25 @@ class StepThread {
     ThreadBuffers& own;
     Team& team;
     const int index_, n_threads_;
+
+    // Start the residual stream with scale E[token] + p, normalized if there is a norm.
+    void embed() {
+        const Embedding& e = d.embedding;
+        const __m512 scale = _mm512_set1_ps(e.scale);
+        const float* position = e.positions ? e.positions + size_t(s.length) * d.d_model : nullptr;
+        for (int row = 0; row < s.rows; row++) {
+            const size_t place = size_t(s.inputs[row * s.input_stride]) * d.d_model;
+            float* x = own.x.data() + size_t(row) * d.d_model;
+            for (int i = 0; i < d.d_model; i += LANES) {
+                const __mmask16 mask = first(d.d_model - i);
+                __m512 v = e.is_bfloat16 ? wide((const uint16_t*)e.table + place + i, mask) : masked_load(mask, (const float*)e.table + place + i);
+                v = _mm512_mul_ps(v, scale);
+                if (position) v = _mm512_add_ps(v, masked_load(mask, position + i));
+                masked_store(x + i, mask, v);
+            }
+        }
+        if (e.norm.gain) normalize(e.norm, own.x.data(), s.rows, d.d_model, own.x.data());
+    }
 
     // Return the sub-layer input: the residual stream, normalized for pre-norm.
     const float* before(const Norm& norm) {
@@ -274,7 +304,15 @@ void project_memory(const Linear& map, MapBuffers& own, int from, int n, int beg
 bool within_bounds(const Decoder& d, const State& s) {
     const bool state = s.rows >= 1 && s.rows <= s.capacity && s.length >= 0 && s.length < s.max_length && s.max_source_length >= 0;
     const bool heads = d.n_kv_heads >= 1 && d.n_heads % d.n_kv_heads == 0 && d.d_head % LANES == 0 && d.d_value % LANES == 0;
-    return state && heads && 2 * d.rotary_pairs <= d.d_head;
+    const bool positions = d.embedding.positions == nullptr || s.length < d.embedding.n_positions;
+    return state && heads && positions && 2 * d.rotary_pairs <= d.d_head;
+}
+
+bool are_tokens(const Decoder& d, const State& s) {
+    const auto is_token = [&](int row) { return s.inputs[row * s.input_stride] >= 0 && s.inputs[row * s.input_stride] < d.embedding.vocabulary; };
+    for (int row = 0; row < s.rows; row++)
+        if (!is_token(row)) return false;
+    return true;
 }
 
 // Allocate all buffers of a step before its threads start.
@@ -306,7 +344,7 @@ State part_of(const State& s, int begin, int end, const Decoder& d) {
     part.rows = end - begin;
     if (s.sources) part.sources += begin;
     part.slots += size_t(begin) * s.max_length;
-    part.x += size_t(begin) * d.d_model;
+    part.inputs += begin * s.input_stride;
     part.logits += size_t(begin) * d.unembed.out_features;
     return part;
 }
@@ -361,7 +399,7 @@ int transom_project_memory(int kind, const Linear* map, const MemoryShape* shape
 int transom_encoder_project(int kind, const Block* block, const float* x, int rows, int d_model, float* qkv, int threads) {
     const auto reserve = [&](ChunkBuffers& own, int n) { own.reserve(Kind(kind), *block, n, d_model); };
     return encoder_parts(Kind(kind), rows, ENCODER_ROWS, threads, reserve, [&](auto constant, ChunkBuffers& own, int begin, int end) {
-        project_rows<constant>(*block, x + size_t(begin) * d_model, end - begin, d_model, qkv + size_t(begin) * block->qkv.out_features, own);
+        project_rows<constant>(*block, x + size_t(begin) * d_model, end - begin, d_model, qkv + size_t(begin) * block->qkv.out_features, 0, own);
     });
 }
 
@@ -401,6 +439,7 @@ int transom_step(const Decoder* decoder, State* state, void* workspace) {
         if (!workspace || !within_bounds(d, *state)) return OUT_OF_BOUNDS;
         auto& work = *(Workspace*)workspace;
         reserve_buffers(d, *state, work);
+        if (!are_tokens(d, *state)) return OUT_OF_BOUNDS;
         with_kind(Kind(d.kind), [&](auto kind) {
             work.team.run(state->rows, [&](int index, int n_threads, int n_parts) {
                 if (n_parts == 1) return StepThread<kind>(d, *state, 0, work.shared[0], work.own[index], work.team, index, n_threads).run();

@@ -17,7 +17,7 @@ namespace {
 //
 // Either each thread computes some of the rows, without a barrier, or all threads share each product of all rows. The first way reads all weights
 // once per thread, so that the faster one depends on the caches. With few rows, the choice is between one thread and all: several are faster only
-// while each has a CPU, since at a barrier all wait for a thread without one. Each way is timed in one run of TRIAL; the others take the faster.
+// while each has a CPU, since at a barrier all wait for a thread without one. Each way is timed in two runs of TRIAL; the others take the faster.
 class Team {
    public:
     // At most ``most`` of ``threads`` threads share a product.
@@ -35,12 +35,14 @@ class Team {
         const int n_parts = parts(rows);
         if (n_parts != n_parts_) n_parts_ = n_parts, n_runs_ = 0, apart_ = together_ = {};
         const int turn = n_runs_++ % TRIAL;
-        const bool untried = apart_ == together_;
-        const bool apart = threads_ == 1 || turn == 1 || (turn != 2 && (untried ? n_parts > 1 : apart_ < together_));
+        const bool timed = turn >= 1 && turn <= 4, untried = apart_ == together_;
+        const bool apart = threads_ == 1 || (timed ? turn % 2 == 1 : untried ? n_parts > 1 : apart_ < together_);
         const auto start = clock::now();
         run_on_threads(threads_, apart ? n_parts : sharing_, [&](int index, int n_threads) { work(index, n_threads, apart ? n_parts : 1); });
-        if (turn == 1) apart_ = clock::now() - start;
-        if (turn == 2) together_ = clock::now() - start;
+        if (!timed) return;
+        auto& fastest = apart ? apart_ : together_;
+        const std::chrono::nanoseconds duration = clock::now() - start;
+        fastest = turn <= 2 ? duration : std::min(fastest, duration);
     }
 
     // Wait until all threads of a run have arrived.
@@ -57,7 +59,7 @@ class Team {
     }
 
    private:
-    static constexpr int TRIAL = 16;    // runs from one trial to the next
+    static constexpr int TRIAL = 32;    // runs from one trial to the next
     static constexpr int MIN_ROWS = 4;  // of a part
     const int threads_, sharing_;
     int n_runs_ = 0, n_parts_ = 0;
