@@ -104,6 +104,13 @@ def test_the_end_token_has_the_probability_of_all_end_tokens(temperature: float)
         assert torch.allclose(sampled[:, 2], expected[:, [2, 4, 5]].sum(1)) and torch.allclose(sampled[:, 0], expected[:, 0])
 
 
+def test_the_end_is_banned_before_the_smallest_minimum_too() -> None:
+    log_p = torch.randn(4, 4)
+    after = EnforceLengthLimits(end=2)(log_p.clone(), state(1, [(2, 9), (3, 9)], 2))
+    assert banned(after) == [[2]] * 4
+    assert torch.equal(after[:, [0, 1, 3]], log_p[:, [0, 1, 3]])
+
+
 def test_limits_leave_the_middle_untouched() -> None:
     log_p = torch.randn(4, 4)
     assert EnforceLengthLimits(end=2)(log_p, state(3, [(2, 9), (0, 9)], 2)) is log_p

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels.test_native_decoder import library, model_of, needs_library
+from tests.kernels.test_native_decoder import VOCAB, library, model_of, needs_library
 from transom.data.batch import PaddedSequences
 from transom.decoding.backends.native_decoder import NativeCache, NativeDecoder, NativeSeq2Seq
 from transom.kernels.native_structs import DecoderStruct, StateStruct, raise_for_status
@@ -64,6 +64,25 @@ def test_the_step_itself_refuses_what_is_out_of_bounds() -> None:
             raise_for_status(library().transom_step(ctypes.byref(wrong), ctypes.byref(cache.state), cache.workspace))
     with pytest.raises(IndexError):
         raise_for_status(library().transom_step(ctypes.byref(layout), ctypes.byref(cache.state), None))
+    for token in (-1, VOCAB):
+        tokens = torch.tensor([[3], [4], [5], [token]])
+        with pytest.raises(IndexError, match="out of bounds"):
+            found.step(tokens, cache)
+    assert cache.length == 0
+    found.step(torch.tensor([[3, 9], [4, 9], [5, 9], [VOCAB - 1, 9]])[:, :1], cache)  # tokens of a longer table
+
+
+def test_positions_end_with_their_table() -> None:
+    model = model_of({"max_seq_len": 6, "position": {"kind": "learned"}})
+    assert isinstance(model, Seq2SeqTransformer)
+    found = NativeSeq2Seq(library(), model.eval(), "fp32", model.encode)
+    with torch.inference_mode():
+        cache = found.start(found.encode(PaddedSequences.pad([[3, 4, 2]])), 1, 9)
+    tokens = torch.ones(1, 1, dtype=torch.long)
+    for _ in range(6):
+        found.step(tokens, cache)
+    with pytest.raises(IndexError, match="out of bounds"):
+        found.step(tokens, cache)
 
 
 def test_what_cannot_be_allocated_is_a_memory_error() -> None:

@@ -134,6 +134,14 @@ float softmax_of_logits(T* __restrict z, int64_t width) {
     return std::log(sum) + largest;
 }
 
+// Runs body(row) for each row of logits. A thread takes the rows that it computes in a decoding step, since its caches may still have them.
+template <typename Body>
+void for_each_row_of_parts(int64_t rows, int threads, const Body& body) {
+    run_on_threads(threads, rows, [&](int64_t index, int64_t n) {
+        for (int64_t i = rows * index / n; i < rows * (index + 1) / n; i++) body(i);
+    });
+}
+
 // Replaces a row of logits by log p = z - log(sum(exp(z))).
 inline void log_softmax_row(float* __restrict z, int64_t width) {
     const float largest = largest_of(z, width);
@@ -258,11 +266,11 @@ void transom_attention_backward(
 }
 
 void transom_log_softmax(float* z, int64_t rows, int64_t width, int threads) {
-    Rows(rows, width).for_each(threads, [=](int64_t i, int64_t) { log_softmax_row(z + i * width, width); });
+    for_each_row_of_parts(rows, threads, [=](int64_t i) { log_softmax_row(z + i * width, width); });
 }
 
 void transom_largest(const float* x, float* values, int64_t* indices, int64_t rows, int64_t width, int threads) {
-    Rows(rows, width).for_each(threads, [=](int64_t i, int64_t) {
+    for_each_row_of_parts(rows, threads, [=](int64_t i) {
         indices[i] = index_of_largest(x + i * width, width);
         values[i] = x[i * width + indices[i]];
     });
