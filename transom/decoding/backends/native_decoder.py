@@ -243,8 +243,8 @@ class NativeSeq2Seq:
             self._n_blocks, len(states), self._n_heads, states.shape[1], self._width, dtype=self.decoder.cache_dtype
         )
         kind, layout, pointers = WEIGHT_TYPES[self.kind], ctypes.byref(self._project.layout), (states.data_ptr(), keys_values.data_ptr())
-        status = library.transom_project_memory(kind, layout, ctypes.byref(shape), *pointers, torch.get_num_threads())
-        library_structs(library).raise_for_status(status)
+        if status := library.transom_project_memory(kind, layout, ctypes.byref(shape), *pointers, torch.get_num_threads()):
+            library_structs(library).raise_for_status(status)
         read = keys_values.new_empty(self._n_blocks, n_beams * len(states), self._n_heads, 0, self._width)
         return NativeCache(library, read, keys_values, (memory.segments > 0).sum(1), n_beams, max_length)
 
