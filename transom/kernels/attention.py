@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from transom.kernels import elementwise
-from transom.kernels.second_order import differentiable_gradients, needs_double_backward
+from transom.kernels.second_order import differentiable_gradients
 from transom.layers.attention import DEFAULT_ARGS, AttentionArgs, explicit_attention, repeat_kv
+from transom.layers.dispatch import needs_double_backward
 from transom.layers.dropout import KeyedMasks, draw_dropout_mask, round_probability
 
 MAX_SHORT_KEYS = 1024

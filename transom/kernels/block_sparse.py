@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transom.kernels.attention import CpuAttention, attention_backward, cpu_attention
-from transom.kernels.second_order import differentiable_gradients, needs_double_backward
+from transom.kernels.second_order import differentiable_gradients
 from transom.layers.attention import DEFAULT_ARGS, AttentionArgs
+from transom.layers.dispatch import needs_double_backward
 from transom.layers.masks.block_sparse_mask import BlockSparseMask
 from transom.layers.masks.mask_rules import TILE_SIZE, AndRule, MaskRule, OrRule, TokenPositions
 from transom.layers.position_encoding import PositionEncoding

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transom.kernels.native_library import load_elementwise_library
-from transom.kernels.second_order import differentiable_gradients, needs_double_backward
+from transom.kernels.second_order import differentiable_gradients
 from transom.layers.activation import gelu_tanh, relu
-from transom.layers.dispatch import PLAIN_TYPES, REFERENCES, SHAPE_TYPES
+from transom.layers.dispatch import PLAIN_TYPES, REFERENCES, SHAPE_TYPES, needs_double_backward
 from transom.layers.dropout import KeyedMasks, kept_below, resolution
 
 CODES: dict[Callable[[Tensor], Tensor], int] = {relu: 0, F.gelu: 1, gelu_tanh: 2, F.silu: 3, torch.sigmoid: 4}

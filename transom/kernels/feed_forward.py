@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from transom.kernels.elementwise import CODES, MIN_ELEMENTS, activate_rows, activate_rows_backward, is_supported
-from transom.kernels.second_order import differentiable_gradients, needs_double_backward
-from transom.layers.dispatch import REFERENCES
+from transom.kernels.second_order import differentiable_gradients
+from transom.layers.dispatch import REFERENCES, needs_double_backward
 
 Activation = Callable[[Tensor], Tensor]
 

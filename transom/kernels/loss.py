@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transom.kernels.elementwise import is_supported, logits_softmax_
-from transom.kernels.second_order import differentiable_gradients, needs_double_backward
-from transom.layers.dispatch import REFERENCES
+from transom.kernels.second_order import differentiable_gradients
+from transom.layers.dispatch import REFERENCES, needs_double_backward
 
 CHUNK_ELEMENTS = 1 << 25
 """Logits per chunk: enough to use the matrix units fully and to accumulate the weight gradient only a few times."""

@@ -12,9 +12,9 @@ from transom.files.cpu_info import cpu_flags
 from transom.kernels.elementwise import call_native, is_supported
 from transom.kernels.native_library import load_elementwise_library
 from transom.kernels.native_structs import AttentionStruct
-from transom.kernels.second_order import differentiable_gradients, needs_double_backward
+from transom.kernels.second_order import differentiable_gradients
 from transom.layers.attention import DEFAULT_ARGS, AttentionArgs
-from transom.layers.dispatch import REFERENCES
+from transom.layers.dispatch import REFERENCES, needs_double_backward
 
 MAX_BLOCK, MAX_SCORES = 64, 2**17
 """Maximum number of queries of a block, and of its scores (512 KiB, half of a second-level cache); 16 queries always fit."""

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.kernels.second_order import differentiable_gradients, needs_double_backward
-from transom.layers.dispatch import REFERENCES
+from transom.kernels.second_order import differentiable_gradients
+from transom.layers.dispatch import REFERENCES, needs_double_backward
 
 
 class _Bfloat16LayerNorm(torch.autograd.Function):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transom.kernels.second_order import needs_double_backward
+from transom.layers.dispatch import needs_double_backward
 
 
 class _Relu(torch.autograd.Function):

@@ -7,16 +7,11 @@ import torch
 from torch import Tensor
 
 
-def needs_double_backward() -> bool:
-    """Return whether the running backward pass must be differentiable itself (``create_graph=True``)."""
-    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
-
-
 def differentiable_gradients(forward: Callable[..., Tensor], inputs: Sequence[Any], grad: Tensor) -> tuple[Tensor | None, ...]:
     """Return the gradients of ``forward(*inputs)``, which can be differentiated again; None for an input that requires no gradient.
 
-    A hand-written backward pass calls this if ``needs_double_backward()``. Its usual formula reads tensors that the forward pass computed
-    without autograd, so the derivative of the gradients would be wrong.
+    A hand-written backward pass calls this if ``layers.dispatch.needs_double_backward()``. Its usual formula reads tensors that the
+    forward pass computed without autograd, so the derivative of the gradients would be wrong.
 
     Args:
         forward: the function of the forward pass, in operations that autograd records. Random masks must be inputs, not sampled again.

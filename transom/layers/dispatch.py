@@ -14,6 +14,7 @@ from inspect import signature
 from threading import Lock
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -146,3 +147,8 @@ def kernels_of(name: str) -> list[Kernel]:
     """Return the kernels of an operation, in the order in which they are tried."""
     _register_kernels()
     return KERNEL_TABLE[name]
+
+
+def needs_double_backward() -> bool:
+    """Return whether the running backward pass must be differentiable itself (``create_graph=True``), as those of kernels are not."""
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
