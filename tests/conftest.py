@@ -67,6 +67,7 @@ ALLOWED_SKIPS: dict[str, str] = {
     "tests/kernels/test_traced_search.py::test_a_search_is_certified_and_reported_in_int8": _COMPILED,
     "tests/kernels/test_elementwise.py": "needs a C++ compiler",
     "tests/kernels/test_feed_forward.py": "needs a C++ compiler",
+    "tests/kernels/test_log_probabilities.py": "needs a C++ compiler",
     "tests/kernels/test_native_attention.py": "needs AVX-512",
     "tests/kernels/test_native_build.py": _COMPILED,
     "tests/kernels/test_native_decoder_bounds.py": _COMPILED,

@@ -9,9 +9,9 @@ import torch
 from tests.decoding.models import letter_tokenizers, tiny_model
 from transom.decoding.backends.decoder_backend import build_decoder_backend, plan_workers
 from transom.decoding.backends.fused_inference import FusedSeq2Seq
+from transom.decoding.backends.native_decoder import decoder_step_library
 from transom.decoding.inference import parallel_map
 from transom.decoding.predictors.translator import Translator
-from transom.kernels.native_library import load_native_library
 
 
 @pytest.fixture
@@ -55,16 +55,20 @@ def test_an_error_comes_out_and_later_jobs_are_not_begun() -> None:
 
 
 @pytest.mark.usefixtures("three_threads")
-@pytest.mark.parametrize("flat", [True, False])
-def test_a_translator_answers_in_order_whoever_did_the_work(flat: bool) -> None:
+@pytest.mark.parametrize("backend", ["model", "fused", "fastest"])
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_translator_answers_in_order_whoever_did_the_work(backend: str, beam_size: int) -> None:
     tokenizers = letter_tokenizers()
-    model = tiny_model(tokenizers.target.vocab_size)
-    translator = Translator(model, tokenizers, decoder_backend=FusedSeq2Seq(model) if flat else None)
+    dtype = torch.float32 if backend == "fastest" else torch.float64
+    model = tiny_model(tokenizers.target.vocab_size, seed=8, dtype=dtype, d_head=16, n_decoder_layers=1)
+    chosen = {"model": lambda: None, "fused": lambda: FusedSeq2Seq(model), "fastest": lambda: build_decoder_backend(model)}[backend]()
+    translator = Translator(model, tokenizers, decoder_backend=chosen)
     texts = ["a", "bad cab", "", "fed. abc!", "had a cab", "gag", "a"]
     told: list[tuple[int, int]] = []
-    found = translator.translate(texts, beam_size=3, max_length=9, notify=lambda *progress: told.append(progress))
-    assert found == [translator.translate([text], beam_size=3, max_length=9)[0] for text in texts]
-    assert len(set(found)) > 4 and len(told) >= 3 and told[-1] == (6, 6)
+    found = translator.translate(texts, beam_size=beam_size, max_length=9, notify=lambda *progress: told.append(progress))
+    assert found == [translator.translate([text], beam_size=beam_size, max_length=9)[0] for text in texts]
+    in_one_search = beam_size == 1 and decoder_step_library()[0] is not None and backend == "fastest"
+    assert len(set(found)) > 4 and len(told) >= (1 if in_one_search else 3) and told[-1] == (6, 6)
 
 
 @pytest.mark.usefixtures("three_threads")
@@ -72,7 +76,9 @@ def test_batches_at_the_same_time_are_as_many_as_threads() -> None:
     cpu, fused = torch.device("cpu"), FusedSeq2Seq(tiny_model(20))
     assert plan_workers(fused, cpu, 1) == plan_workers(fused, cpu, 4) == (3, 1)
     assert plan_workers(fused, torch.device("cuda"), 1) == (1, 1)
-    if load_native_library().library is not None:
+    if decoder_step_library()[0] is not None:
         native = build_decoder_backend(tiny_model(20, dtype=torch.float32, d_head=16))
         assert plan_workers(native, cpu, 1) == (1, 3)
         assert plan_workers(native, cpu, 4) == (3, 1)
+        assert plan_workers(native, cpu, 1, n_searches=2) == (1, 3)
+        assert plan_workers(native, cpu, 1, n_searches=3) == (3, 1)

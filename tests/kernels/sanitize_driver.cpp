@@ -54,13 +54,16 @@ int steps(int kind, int threads, int sources, int beams, int longest, bool paddi
         b.q = w.linear(kind, d_model, n_heads * d_head), b.cross_o = w.linear(kind, n_heads * d_head, d_model);
         b.up = w.linear(kind, d_model, d_ff, 1), b.down = w.linear(kind, d_ff, d_model);
     }
-    Decoder decoder{kind, n_blocks, d_model, n_heads, n_kv, d_head, d_head, 0, nullptr, nullptr, blocks.data(), Norm{}, w.linear(kind, d_model, vocab)};
+    const Embedding embedding{w.numbers(size_t(vocab) * d_model), 0, vocab, w.numbers(size_t(max_length) * d_model), max_length, 2.0f, w.norm(d_model)};
+    Decoder decoder{kind, n_blocks, d_model, n_heads, n_kv, d_head, d_head, 0, 0, nullptr, nullptr, embedding, blocks.data(), Norm{},
+                    w.linear(kind, d_model, vocab)};
     std::vector<int32_t> of(rows), lengths(sources, padding ? 0 : longest), slots(size_t(rows) * max_length);
     for (int row = 0; row < rows; row++) of[row] = row / beams;
     std::vector<float> tokens(size_t(n_blocks) * max_length * rows * width), memory(size_t(n_blocks) * sources * longest * width + 1);
-    std::vector<float> x(size_t(rows) * d_model, 0.5f), logits(size_t(rows) * vocab);
+    std::vector<float> logits(size_t(rows) * vocab);
+    std::vector<int64_t> inputs(rows, vocab - 1);
     State state{rows, 0, rows, max_length, longest, of.data(), lengths.data(), slots.data(), tokens.data(), memory.data(),
-                int64_t(sources) * longest * width, x.data(), logits.data()};
+                int64_t(sources) * longest * width, inputs.data(), 1, logits.data()};
     void* workspace = transom_create_workspace(threads, 3);
     if (!workspace) return 1;
     int failed = 0;

@@ -10,7 +10,7 @@ import sys
 import torch
 from torch import Tensor
 
-from transom.kernels import elementwise, feed_forward, native_attention
+from transom.kernels import elementwise, feed_forward, log_probabilities, native_attention
 from transom.kernels.native_library import ELEMENTWISE_FUNCTIONS, NativeLibrary, declare_functions
 from transom.layers.attention import AttentionArgs
 from transom.layers.dropout import KeyedMasks
@@ -52,6 +52,7 @@ def run(library: ctypes.CDLL) -> int:
             assert z.isfinite().all()
             n_results += 1
         elementwise.logits_softmax_(torch.randn(shape).to(dtype), torch.empty(shape[0]))
+        log_probabilities.largest(log_probabilities.log_softmax_(torch.randn(shape)))
         p = torch.randn(1, 2, *shape).to(dtype)
         for mask in (None, torch.ones(shape, dtype=torch.bool).tril()[None, None], torch.zeros(1, 1, 1, shape[1], dtype=torch.bool)):
             elementwise.softmax_(p, mask)

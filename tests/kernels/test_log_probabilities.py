@@ -10,6 +10,8 @@ from transom.decoding.search.loop import TOPK_BLOCK_SIZE, largest, log_probabili
 from transom.kernels.native_library import load_elementwise_library
 from transom.layers.dispatch import REFERENCES, selected_path
 
+pytestmark = pytest.mark.kernels
+
 needs_library = pytest.mark.skipif(load_elementwise_library().library is None, reason=load_elementwise_library().reason)
 
 

@@ -42,7 +42,7 @@ VARIANTS: list[dict[str, object]] = [
     {},
     {"norm_placement": "pre"},
     {"d_value": 32},
-    {"d_head": 48, "d_value": 112},
+    {"d_head": 48, "d_value": 112, "d_model": 72},
     {"attention": {"qkv_bias": False, "output_bias": False}, "feed_forward": {"bias": False}},
     {"tie_embeddings": "none", "scale_embeddings": False, "norm": {"kind": "layernorm", "bias": False}},
     {"logit_scale": 0.3, "logit_softcap": 2.0, "head_bias": True, "embedding_norm": True},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels.test_native_decoder import VOCAB, library, model_of, needs_library
+from tests.kernels.test_native_decoder import LLAMA, VOCAB, library, model_of, needs_library
 from transom.data.batch import PaddedSequences
 from transom.decoding.backends.native_decoder import NativeCache, NativeDecoder, NativeSeq2Seq
 from transom.kernels.native_structs import DecoderStruct, StateStruct, raise_for_status
@@ -29,8 +29,9 @@ def searching(sources: list[list[int]], n_beams: int = 2, max_length: int = 4) -
 def test_a_full_cache_more_rows_and_other_shapes_are_refused() -> None:
     found, cache = searching([[3, 4, 2], [5, 2]])
     tokens = torch.ones(4, 1, dtype=torch.long)
-    with pytest.raises(ValueError, match="expected 4 rows of one token"):
-        found.step(tokens[:3], cache)
+    for wrong in (tokens[:3], tokens.to("meta")):
+        with pytest.raises(ValueError, match="expected 4 rows of one token on the CPU"):
+            found.step(wrong, cache)
     with pytest.raises(IndexError, match="expected at most 4 rows, found 5"):
         cache.reorder(torch.zeros(5, dtype=torch.long))
     with pytest.raises(IndexError):
@@ -83,6 +84,57 @@ def test_positions_end_with_their_table() -> None:
         found.step(tokens, cache)
     with pytest.raises(IndexError, match="out of bounds"):
         found.step(tokens, cache)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_logits_are_float32_whatever_the_default_dtype_and_tokens_of_any_integer_dtype(default: torch.dtype) -> None:
+    found, cache = searching([[3, 4, 2]])
+    same, other = searching([[3, 4, 2]])
+    tokens = torch.tensor([[4], [5]])
+    torch.set_default_dtype(default)
+    try:
+        logits = same.step(tokens.int(), other)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, found.step(tokens, cache))
+
+
+def test_more_parts_than_threads_that_share_a_product() -> None:
+    before = torch.get_num_threads()
+    found, expected = (searching([[3, 4, 2], [5, 2]], n_beams=30, max_length=8) for _ in range(2))
+    torch.set_num_threads(12)  # more than MAX_THREADS, and 60 rows are enough for all
+    cache = searching([[3, 4, 2], [5, 2]], n_beams=30, max_length=8)[1]
+    torch.set_num_threads(before)
+    tokens = torch.arange(60)[:, None] % VOCAB
+    for _ in range(8):  # divided rows and shared products
+        assert torch.equal(found[0].step(tokens, cache), expected[0].step(tokens, expected[1]))
+
+
+@torch.inference_mode()
+def test_a_model_in_bfloat16_embeds_as_in_float32() -> None:
+    rounded = model_of({"d_model": 72}, torch.float32).bfloat16()
+    exact = model_of({"d_model": 72}, torch.float32)
+    exact.load_state_dict({name: x.float() for name, x in rounded.state_dict().items()})
+    source = PaddedSequences.pad([[3, 4, 2], [5, 2]])
+    memory = exact.encode(source)
+    logits = []
+    for model in (rounded, exact):
+        fast = NativeSeq2Seq(library(), model, "fp32", model.encode)
+        logits.append(fast.step(torch.tensor([[4], [5]]), fast.start(memory, 1, 4)))
+    assert torch.allclose(logits[0], logits[1], rtol=1e-2, atol=1e-2)
+
+
+def test_rotary_tables_end() -> None:
+    model = model_of(LLAMA | {"max_seq_len": 6})
+    assert isinstance(model, Seq2SeqTransformer)
+    found = NativeSeq2Seq(library(), model.eval(), "fp32", model.encode)
+    with torch.inference_mode():
+        cache = found.start(found.encode(PaddedSequences.pad([[3, 4, 2]])), 1, 9)
+    for _ in range(6):
+        found.step(torch.ones(1, 1, dtype=torch.long), cache)
+    with pytest.raises(IndexError, match="out of bounds"):
+        found.step(torch.ones(1, 1, dtype=torch.long), cache)
 
 
 def test_what_cannot_be_allocated_is_a_memory_error() -> None:

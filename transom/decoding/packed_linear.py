@@ -92,12 +92,12 @@ class TiledLinear:
     ) -> None:
         """Pack the weights; ``activation`` is the activation f, one of ``ACTIVATION_CODES``."""
         self.out_features, self.in_features = weight.shape
-        self._library, self._kind = library, WEIGHT_TYPES[kind]
-        self.weight = torch.empty(library.transom_packed_bytes(self._kind, self.in_features, self.out_features), dtype=torch.uint8)
-        self.scale = torch.zeros(self.out_features)
+        code = WEIGHT_TYPES[kind]
+        self.weight = torch.empty(library.transom_packed_bytes(code, self.in_features, self.out_features), dtype=torch.uint8)
+        self.scale = torch.zeros(self.out_features, dtype=torch.float32)
         weight_fp32 = weight.float().contiguous()
         library.transom_pack(
-            self._kind, weight_fp32.data_ptr(), self.in_features, self.out_features, self.weight.data_ptr(), self.scale.data_ptr()
+            code, weight_fp32.data_ptr(), self.in_features, self.out_features, self.weight.data_ptr(), self.scale.data_ptr()
         )
         self.bias = None if bias is None else bias.float().contiguous()
         self.layout = library_structs(library).LinearStruct(

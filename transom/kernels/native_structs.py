@@ -45,7 +45,10 @@ class DecoderStruct(ctypes.Structure):
     """The embedding, a decoder stack and the output projection."""
 
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("kind", "n_blocks", "d_model", "n_heads", "n_kv_heads", "d_head", "d_value", "rotary_pairs")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("kind", "n_blocks", "d_model", "n_heads", "n_kv_heads", "d_head", "d_value", "rotary_pairs", "n_rotations")
+        ),
         *((name, ctypes.c_void_p) for name in ("cos", "sin")),
         ("embedding", EmbeddingStruct),
         ("blocks", ctypes.POINTER(BlockStruct)),

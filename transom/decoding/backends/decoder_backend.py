@@ -85,17 +85,23 @@ def build_decoder_backend(model: Network, dtype: torch.dtype | None = None, int8
     return FusedSeq2Seq(model) if isinstance(model, Seq2SeqTransformer) and _can_fuse(model, model.config) else model
 
 
-def plan_workers(backend: StepModel[Any, Any], device: torch.device, n_beams: int) -> tuple[int, int]:
-    """Return how many searches run side by side, each in a worker of its own, and how many usual batches one of them takes.
+def plan_workers(backend: StepModel[Any, Any], device: torch.device, n_beams: int, n_searches: int = 1) -> tuple[int, int]:
+    """Return how many workers search at the same time, each in a thread of its own, and how many usual batches a search takes.
 
-    On a CPU there are as many usual batches at the same time as PyTorch has threads. The native decoder computes them in one search, whose
+    On a CPU, as many usual batches as PyTorch has threads are computed at the same time. The native decoder takes them in one search, whose
     threads divide the rows of each step: the rest of the loop then runs once for all. In beam search the rest takes longer, and workers run
-    it side by side, as they do for all other backends.
+    it side by side, as they do for all other backends, and where each has a search of its own anyway.
+
+    Args:
+        backend: the model to search with.
+        device: device of the model.
+        n_beams: number of rows per source.
+        n_searches: number of searches that the inputs need at least.
     """
     if device.type != "cpu":
         return 1, 1
     threads = torch.get_num_threads()
-    shares_steps = n_beams == 1 and isinstance(backend, NativeLanguageModel | NativeSeq2Seq)
+    shares_steps = n_beams == 1 and n_searches < max(threads, 2) and isinstance(backend, NativeLanguageModel | NativeSeq2Seq)
     return (1, threads) if shares_steps else (threads, 1)
 
 

@@ -36,7 +36,7 @@ from transom.models.decoder import DecoderOnlyTransformer
 from transom.models.seq2seq import EncoderOutput, Seq2SeqTransformer
 
 MAX_THREADS = 8
-"""Maximum threads per step: each computes a part of every product, and a small part is not worth the synchronization."""
+"""Maximum threads that share the products of a step; a smaller part of a product is not worth the synchronization."""
 
 SUPPORTED_MODULES = {
     *(Stack, PreNormBlock, PostNormBlock, Attention, FeedForward, GatedFeedForward, ResidualConnection, Norm, LayerNorm, RmsNorm, Dropout),
@@ -60,7 +60,7 @@ def unsupported_reason(model: Network) -> str | None:
         return "it supports only Transformer decoders"
     attentions = [module for module in model.decoder.modules() if isinstance(module, Attention)]
     supported = {type(module) for module in model.decoder.modules()} <= SUPPORTED_MODULES and _is_supported(_embedding(model).position)
-    supported &= type(_embedding(model).norm) in (NoneType, LayerNorm, RmsNorm) and _embedding(model).token_types is None
+    supported &= type(_embedding(model).norm) in (NoneType, Norm, LayerNorm, RmsNorm) and _embedding(model).token_types is None
     supported &= all(
         module.activation in ACTIVATION_CODES for module in model.decoder.modules() if isinstance(module, FeedForward | GatedFeedForward)
     )
@@ -156,7 +156,7 @@ class NativeCache:
 
 
 class NativeDecoder:
-    """A decoder, packed for ``step.cpp``; it reads the embeddings of the model, which must not change."""
+    """A decoder, packed for ``step.cpp``. It reads the embedding tables of the model; the model must not change."""
 
     def __init__(self, library: ctypes.CDLL, kind: WeightType, model: Seq2SeqTransformer | DecoderOnlyTransformer) -> None:
         """Pack the decoder of ``model``, for which ``unsupported_reason`` must return None."""
@@ -173,7 +173,8 @@ class NativeDecoder:
         self._layout = self._structs.DecoderStruct(
             *(WEIGHT_TYPES[kind], len(stack.blocks), model.config.d_model),
             *(attention.n_heads, attention.n_kv_heads, attention.d_head, attention.d_value),
-            *(0 if cos is None else cos.shape[1], pointer(cos), pointer(sin)),
+            *((0, 0) if cos is None else (cos.shape[1], cos.shape[0])),
+            *(pointer(cos), pointer(sin)),
             packer.embedding(embedding),
             self._blocks,
             packer.norm(stack.norm),
@@ -200,9 +201,10 @@ class NativeDecoder:
                 f"expected a cache of (blocks, width, blocks of memory, width) = {self._shapes(cache)} in {self.cache_dtype},"
                 f" found {cache.shapes} in {cache.dtype}"
             )
-        if tokens.shape != (state.rows, 1) or tokens.dtype != torch.int64:
-            raise ValueError(f"expected {state.rows} rows of one token in torch.int64, found {tuple(tokens.shape)} in {tokens.dtype}")
-        logits = torch.empty(len(tokens), 1, self._layout.unembed.out_features)
+        tokens = tokens.long()
+        if tokens.shape != (state.rows, 1) or tokens.device.type != "cpu":
+            raise ValueError(f"expected {state.rows} rows of one token on the CPU, found {tuple(tokens.shape)} on {tokens.device}")
+        logits = torch.empty(len(tokens), 1, self._layout.unembed.out_features, dtype=torch.float32, device=tokens.device)
         state.inputs, state.input_stride, state.logits = tokens.data_ptr(), tokens.stride(0), logits.data_ptr()
         if status := self.library.transom_step(ctypes.byref(self._layout), ctypes.byref(state), cache.workspace):
             self._structs.raise_for_status(status)

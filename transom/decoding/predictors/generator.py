@@ -90,7 +90,7 @@ class GenerateOptions(TypedDict, total=False):
         min_new_tokens: minimum number of generated tokens before the end token.
         stop: strings that end a text; the text ends before the string.
         seed: random seed of sampling.
-        batch_rows: maximum number of texts per batch; default 32.
+        batch_rows: maximum number of texts per batch; default 32, or 32 per thread where threads share a batch.
         too_long: treatment of prompts and texts that exceed the context window: "window" continues from the last half of the tokens,
             "refuse" raises an error.
         name: origin of the prompts, for messages; default "prompt".
@@ -232,13 +232,15 @@ class Generator:
         reject_single_item(prompts, "text")
         settings, early_exit = self._settings(n, options)
         decoder_backend = early_exit or self.decoder_backend
-        n_workers, n_batches = plan_workers(decoder_backend, self.model.device, 1)
         rows = self._prompts(prompts, settings, options)
         texts = [self._text(prompt, row, k) for prompt, row in zip(prompts, rows, strict=True) for k in range(n)]
-        notify, batch_rows = options.get("notify") or ignore_progress, n_batches * (options.get("batch_rows") or 32)
+        notify = options.get("notify") or ignore_progress
         with eval_mode(self.model):
             while pending := [text for text in texts if text.finish_reason is None]:
-                batches = self._batches(pending, batch_rows, n_workers)
+                groups = self._groups(pending)
+                n_workers, n_batches = plan_workers(decoder_backend, self.model.device, 1, len(groups))
+                n_rows = min(options.get("batch_rows") or 32 * n_batches, -(-len(pending) // n_workers))  # enough batches for all workers
+                batches = [group[i : i + n_rows] for group in groups for i in range(0, len(group), n_rows)]
                 for _ in parallel_map(lambda batch: self._extend(decoder_backend, batch, settings), batches, n_workers):
                     notify(sum(text.finish_reason is not None for text in texts), len(texts))
         answers = [self._to_continuation(text, settings) for text in texts]
@@ -370,15 +372,14 @@ class Generator:
         """Return the initial state of a text, with a sample ID from a hash of the prompt and the sample index."""
         return _Generation(row, (text_hash(prompt) << 32) + sample, windows=int(len(row) >= self.model.config.max_seq_len))
 
-    def _batches(self, texts: list[_Generation], batch_rows: int, n_workers: int) -> list[list[_Generation]]:
-        """Return batches of texts with equal context lengths, which need no padding; longest first, and enough batches for all workers."""
-        rows, max_tokens = min(batch_rows, -(-len(texts) // n_workers)), self.model.config.max_seq_len
+    def _groups(self, texts: list[_Generation]) -> list[list[_Generation]]:
+        """Return groups of texts with equal context lengths, which need no padding, longest first."""
+        max_tokens = self.model.config.max_seq_len
 
         def length_key(text: _Generation) -> tuple[int, int]:
             return -len(text.context(max_tokens)), len(text.generated)
 
-        groups = (list(group) for _, group in groupby(sorted(texts, key=length_key), key=length_key))
-        return [group[i : i + rows] for group in groups for i in range(0, len(group), rows)]
+        return [list(group) for _, group in groupby(sorted(texts, key=length_key), key=length_key)]
 
     def _extend(self, decoder_backend: StepModel[Any, Any], texts: list[_Generation], settings: SamplingConfig) -> None:
         """Continue texts of equal length until they end or the context is full."""

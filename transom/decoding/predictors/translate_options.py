@@ -13,7 +13,7 @@ class TranslateOptions(TypedDict, total=False):
         length_penalty: alpha of GNMT's length penalty.
         min_length: minimum tokens of a translation.
         max_length: maximum tokens of a translation, end token included.
-        batch_tokens: maximum source tokens per batch, padding included; default 1,024.
+        batch_tokens: maximum source tokens per batch, padding included; default 1,024, or 1,024 per thread where threads share a batch.
         too_long: treatment of texts longer than the context window: "split" splits a text at sentence ends and joins the translations,
             "refuse" raises an error.
         name: origin of the texts, for messages; default "text".

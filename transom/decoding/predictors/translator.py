@@ -68,6 +68,9 @@ class Translation(Record):
         return self.text
 
 
+BATCH_TOKENS = 1024
+"""Default of the maximum number of source tokens per batch and thread."""
+
 MAX_DRAWS_PER_SAMPLE = 10
 """Draws per requested sample, after which the search for a sample that differs from the others ends."""
 
@@ -236,7 +239,7 @@ class Translator:
         decoding, sampling = self._settings(n, options), sampling_settings(options)
         prefix = self.tokenizers.source.language_prefix(options.get("to"))
         pieces = self._pieces(texts, prefix, options.get("too_long") or "split", options.get("name") or "text")
-        batch_tokens, notify = options.get("batch_tokens") or 1024, options.get("notify") or ignore_progress
+        batch_tokens, notify = options.get("batch_tokens"), options.get("notify") or ignore_progress
         if sampling is not None:
             return Results(self._samples(texts, pieces, n, decoding, sampling, batch_tokens, notify))
         sources = [piece for of_text in pieces for piece in of_text]
@@ -345,7 +348,7 @@ class Translator:
         n: int,
         decoding: BeamSearchConfig,
         sampling: SamplingConfig,
-        batch_tokens: int,
+        batch_tokens: int | None,
         notify: ProgressCallback,
     ) -> list[list[Translation]]:
         """Sample until every text has ``n`` different translations, or no more draws are left."""
@@ -373,7 +376,7 @@ class Translator:
         sources: list[list[int]],
         decoding: BeamSearchConfig,
         n: int,
-        batch_tokens: int,
+        batch_tokens: int | None,
         notify: ProgressCallback,
         strategy: Callable[[list[int]], Strategy] | None = None,
     ) -> list[list[Hypothesis]]:
@@ -381,13 +384,15 @@ class Translator:
 
         ``strategy`` returns the strategy for the sources at some indices; by default it is greedy or beam search with ``decoding``.
 
-        On a CPU, as many batches as PyTorch has threads run at the same time (``plan_workers``), small enough that every worker gets one.
+        Batches are small enough that every worker gets one, if there are several (``plan_workers``).
         """
         found: list[list[Hypothesis]] = [[] for _ in sources]
         lengths, n_done = sequence_lengths(sources) + self.tokenizers.source.special_tokens.n_added, 0
         n_beams = decoding.beam_size if strategy is None else 1
         n_workers, n_batches = plan_workers(self._decoder_backend, self.model.device, n_beams)  # the backend is made now, not by workers
-        batch_tokens = min(n_batches * batch_tokens, -(-int(lengths.sum()) // n_workers))
+        batch_tokens = batch_tokens or BATCH_TOKENS * n_batches
+        if n_workers > 1:
+            batch_tokens = min(batch_tokens, -(-int(lengths.sum()) // n_workers))
         batches = [batch.tolist() for batch in batch_by_tokens(np.argsort(-lengths, kind="stable"), lengths, batch_tokens)]
 
         def work(rows: list[int]) -> list[list[Hypothesis]]:

@@ -134,7 +134,7 @@ float softmax_of_logits(T* __restrict z, int64_t width) {
     return std::log(sum) + largest;
 }
 
-// Runs body(row) for each row of logits. A thread takes the rows that it computes in a decoding step, since its caches may still have them.
+// Runs body(row) for each row of logits. The rows are divided as in a decoding step of many rows, whose thread may still have them in its caches.
 template <typename Body>
 void for_each_row_of_parts(int64_t rows, int threads, const Body& body) {
     run_on_threads(threads, rows, [&](int64_t index, int64_t n) {

@@ -395,8 +395,8 @@ void finish(const Linear& map, const Rows& x, int from, int rows, int block, con
     }
 }
 
-// Compute the outputs of blocks ``begin`` to ``end``. Strips after the first one find the weights in the caches, and wait for none while those of
-// the next blocks arrive.
+// Compute the outputs of blocks ``begin`` to ``end``. The strips of rows share the weights of two blocks, and while they are computed, those of the
+// next two are fetched. Otherwise the first strip would wait for all of them.
 template <Kind kind>
 void product(const Linear& map, const Rows& x, int rows, int begin, int end, const Output& out) {
     alignas(64) float sums[BLOCKS<kind> * STRIP<kind> * LANES];

@@ -2,7 +2,7 @@
 //
 // A step of few rows reads every weight once and computes little with it, so memory traffic and operation calls dominate its time. Here weights
 // are stored in the layout of the CPU's matrix units (float32, bfloat16, or int8 with one scale per output), activations stay in float32 in the
-// nearest caches, nothing is copied when beams are reordered, and threads synchronize only after a product.
+// nearest caches, and nothing is copied when beams are reordered. Threads divide the rows, or share each product and wait for one another after it.
 //
 // Requires AVX-512 with VNNI; products use AMX if available. Compiled by native_build.py on the machine that runs it.
 
@@ -27,8 +27,9 @@ extern "C" struct Embedding {
 
 extern "C" struct Decoder {
     int32_t kind, n_blocks, d_model, n_heads, n_kv_heads, d_head, d_value;
-    int32_t rotary_pairs;           // pairs of a query or key that are rotated (RoPE)
-    const float *cos, *sin;  // (positions, pairs)
+    int32_t rotary_pairs;    // pairs of a query or key that are rotated (RoPE)
+    int32_t n_rotations;     // positions of the tables
+    const float *cos, *sin;  // (n_rotations, rotary_pairs)
     Embedding embedding;
     const Block* blocks;
     Norm norm;
@@ -82,7 +83,7 @@ struct SharedBuffers {
     std::vector<float> qkv, z, o, q, cross_z, cross_o, gate, up, down;
 };
 
-// Buffers of one thread: every thread normalizes all of these rows, which is cheaper than waiting for the others.
+// Buffers of one thread: threads that share a product all normalize all of its rows, which is cheaper than waiting for one another.
 struct ThreadBuffers {
     std::vector<float> x, normed, scores;
     Rows rows;
@@ -304,8 +305,9 @@ void project_memory(const Linear& map, MapBuffers& own, int from, int n, int beg
 bool within_bounds(const Decoder& d, const State& s) {
     const bool state = s.rows >= 1 && s.rows <= s.capacity && s.length >= 0 && s.length < s.max_length && s.max_source_length >= 0;
     const bool heads = d.n_kv_heads >= 1 && d.n_heads % d.n_kv_heads == 0 && d.d_head % LANES == 0 && d.d_value % LANES == 0;
-    const bool positions = d.embedding.positions == nullptr || s.length < d.embedding.n_positions;
-    return state && heads && positions && 2 * d.rotary_pairs <= d.d_head;
+    const bool added = d.embedding.positions == nullptr || s.length < d.embedding.n_positions;
+    const bool rotated = d.rotary_pairs == 0 || (s.length < d.n_rotations && 2 * d.rotary_pairs <= d.d_head);
+    return state && heads && added && rotated;
 }
 
 bool are_tokens(const Decoder& d, const State& s) {

@@ -16,8 +16,8 @@ namespace {
 // Threads that run one function in parallel and synchronize at barriers.
 //
 // Either each thread computes some of the rows, without a barrier, or all threads share each product of all rows. The first way reads all weights
-// once per thread, so that the faster one depends on the caches. With few rows, the choice is between one thread and all: several are faster only
-// while each has a CPU, since at a barrier all wait for a thread without one. Each way is timed in two runs of TRIAL; the others take the faster.
+// once per thread, so which way is faster depends on the caches. With few rows, the choice is between one thread and all: several are faster only
+// while each has a CPU, since at a barrier all wait for a thread without one. Of TRIAL runs, two time each way; the other runs use the faster one.
 class Team {
    public:
     // At most ``most`` of ``threads`` threads share a product.
