@@ -78,6 +78,7 @@ def test_temperature_zero_is_the_likeliest_token_each_time(fields: dict[str, Any
     assert any(found), "a model that says nothing shows nothing"
 
 
+@pytest.mark.long
 def test_a_text_is_the_same_in_any_batch() -> None:
     whole = GENERATOR.continuations(PROMPTS, 3)
     assert GENERATOR.continuations(PROMPTS, 3, batch_rows=1) == whole
@@ -89,6 +90,7 @@ def test_a_text_is_the_same_in_any_batch() -> None:
     assert GENERATOR.continuations(PROMPTS, 3, seed=2) != whole
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(st.text(LETTERS, max_size=30), st.integers(0, 5), st.sampled_from([(), ("b",), ("ab", "\n"), ("gh",)]), st.integers(1, 60))
 def test_pieces_of_a_stream_are_the_text(prompt: str, seed: int, stop: tuple[str, ...], n: int) -> None:

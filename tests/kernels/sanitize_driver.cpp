@@ -62,12 +62,12 @@ int steps(int kind, int threads, int sources, int beams, int longest, bool paddi
     std::vector<float> tokens(size_t(n_blocks) * max_length * rows * width), memory(size_t(n_blocks) * sources * longest * width + 1);
     std::vector<float> logits(size_t(rows) * vocab);
     std::vector<int64_t> inputs(rows, vocab - 1);
-    State state{rows, 0, rows, max_length, longest, of.data(), lengths.data(), slots.data(), tokens.data(), memory.data(),
+    State state{rows, 0, rows, max_length, longest, 0, of.data(), lengths.data(), slots.data(), tokens.data(), memory.data(),
                 int64_t(sources) * longest * width, inputs.data(), 1, logits.data()};
     void* workspace = transom_create_workspace(threads, 3);
     if (!workspace) return 1;
     int failed = 0;
-    for (int i = 0; i < max_length; i++) failed |= transom_step(&decoder, &state, workspace);
+    for (int i = 0; i < max_length; i++) failed |= transom_step(&decoder, &state, workspace), state.log_softmax ^= 1;
     failed |= transom_step(&decoder, &state, workspace) != OUT_OF_BOUNDS;  // the cache is full
     transom_free_workspace(workspace);
     for (float logit : logits) failed |= !std::isfinite(logit);

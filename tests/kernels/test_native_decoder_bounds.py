@@ -1,6 +1,7 @@
 """Bounds of the compiled step hold without assertions, and no C++ exception leaves it."""
 
 import ctypes
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,36 @@ def test_more_parts_than_threads_that_share_a_product() -> None:
     tokens = torch.arange(60)[:, None] % VOCAB
     for _ in range(8):  # divided rows and shared products
         assert torch.equal(found[0].step(tokens, cache), expected[0].step(tokens, expected[1]))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("fields", [{}, {"logit_softcap": 2.0}])
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_log_probabilities_are_those_of_the_logits(n_threads: int, fields: dict[str, object]) -> None:
+    model, before = model_of(fields, torch.float32), torch.get_num_threads()
+    fast = NativeSeq2Seq(library(), model, "int8", model.encode)
+    memory = fast.encode(PaddedSequences.pad([[3, 4, 2], [5, 2]]))
+    for n_beams in (1, 10):  # 2 rows share products, 20 rows are divided too
+        torch.set_num_threads(n_threads)
+        caches = [fast.start(memory, n_beams, 8) for _ in range(2)]
+        torch.set_num_threads(before)
+        tokens = torch.arange(2 * n_beams)[:, None] % VOCAB
+        for _ in range(8):
+            logits, log_p = fast.step(tokens, caches[0])[:, -1].double(), fast.log_probs(tokens, caches[1])
+            assert log_p.shape == logits.shape
+            assert torch.allclose(log_p.double(), logits.log_softmax(-1), rtol=0, atol=4e-6)
+            tokens = log_p.argmax(-1, keepdim=True)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("values", [[math.nan], [math.inf], [-math.inf] * VOCAB, [-math.inf] * (VOCAB - 1)])
+def test_log_probabilities_of_infinities_and_nan_are_pytorchs(values: list[float]) -> None:
+    model = model_of({"head_bias": True}, torch.float32)
+    model.unembedding.bias[: len(values)] = torch.tensor(values)
+    fast = NativeSeq2Seq(library(), model, "fp32", model.encode)
+    memory, tokens = fast.encode(PaddedSequences.pad([[3, 4, 2], [5, 2]])), torch.tensor([[4], [5]])
+    logits, log_p = (step(tokens, fast.start(memory, 1, 4)).view(2, VOCAB) for step in (fast.step, fast.log_probs))
+    assert torch.allclose(log_p, logits.log_softmax(-1), atol=1e-5, equal_nan=True)
 
 
 @torch.inference_mode()

@@ -87,7 +87,7 @@ class StateStruct(ctypes.Structure):
     """State of a search between decoding steps."""
 
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("rows", "length", "capacity", "max_length", "max_source_length")),
+        *((name, ctypes.c_int32) for name in ("rows", "length", "capacity", "max_length", "max_source_length", "log_softmax")),
         *((name, ctypes.c_void_p) for name in ("sources", "lengths", "slots", "tokens", "memory")),
         ("memory_stride", ctypes.c_int64),
         ("inputs", ctypes.c_void_p),

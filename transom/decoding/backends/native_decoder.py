@@ -20,6 +20,7 @@ from transom.decoding.packed_linear import (
     library_structs,
     pointer,
 )
+from transom.decoding.search.loop import log_probabilities
 from transom.layers.attention import Attention
 from transom.layers.block import PostNormBlock, PreNormBlock, ResidualConnection
 from transom.layers.cache import KVCache
@@ -126,7 +127,7 @@ class NativeCache:
         self._slots[:, :n_read] = torch.arange(rows)[:, None]
         self._sources = torch.arange(rows, dtype=torch.int32) // n_beams
         self._memory, self._lengths = memory, None if lengths is None else lengths.int()
-        self.state = library_structs(library).StateStruct(rows, n_read, rows, max_length, longest, memory=self._memory.data_ptr())
+        self.state = library_structs(library).StateStruct(rows, n_read, rows, max_length, longest, 0, memory=self._memory.data_ptr())
         self.state.memory_stride = self._memory.stride(0)
         self.state.lengths, self.state.tokens = pointer(self._lengths), self._tokens.data_ptr()
         self.dtype, self.shapes = read.dtype, (n_blocks, n_heads * width, memory.shape[0], memory.shape[2] * memory.shape[4])
@@ -192,7 +193,13 @@ class NativeDecoder:
         logits = [self._step(column, cache) for column in tokens.split(1, 1)]
         return logits[0] if len(logits) == 1 else torch.cat(logits, 1)
 
-    def _step(self, tokens: Int[Tensor, "rows 1"], cache: NativeCache) -> Float[Tensor, "rows 1 vocab"]:
+    def log_probs(self, tokens: Int[Tensor, "rows 1"], cache: NativeCache) -> Float[Tensor, "rows vocab"]:
+        """Process the next token of each row; return log p of the token after it."""
+        if self._softcap is not None:
+            return log_probabilities(self._step(tokens, cache)[:, -1], in_place=True)
+        return self._step(tokens, cache, log_softmax=True)[:, -1]
+
+    def _step(self, tokens: Int[Tensor, "rows 1"], cache: NativeCache, log_softmax: bool = False) -> Float[Tensor, "rows 1 vocab"]:
         length, state = cache.length, cache.state
         if length >= state.max_length:
             raise IndexError(f"expected at most {state.max_length} tokens in the cache, found {length + 1}")
@@ -206,6 +213,7 @@ class NativeDecoder:
             raise ValueError(f"expected {state.rows} rows of one token on the CPU, found {tuple(tokens.shape)} on {tokens.device}")
         logits = torch.empty(len(tokens), 1, self._layout.unembed.out_features, dtype=torch.float32, device=tokens.device)
         state.inputs, state.input_stride, state.logits = tokens.data_ptr(), tokens.stride(0), logits.data_ptr()
+        state.log_softmax = log_softmax
         if status := self.library.transom_step(ctypes.byref(self._layout), ctypes.byref(state), cache.workspace):
             self._structs.raise_for_status(status)
         return logits if self._softcap is None else soft_cap(logits, self._softcap)
@@ -234,7 +242,7 @@ class NativeSeq2Seq:
         self._n_blocks, self._n_heads, self._width = len(crosses), crosses[0].n_kv_heads, crosses[0].d_head + crosses[0].d_value
         weights, biases = zip(*(_interleave(cross) for cross in crosses), strict=True)
         self._project = TiledLinear(library, kind, torch.cat(weights), None if biases[0] is None else torch.cat(biases))
-        self.step = self.decoder.step
+        self.step, self.log_probs = self.decoder.step, self.decoder.log_probs
 
     @torch.inference_mode()
     def start(self, memory: EncoderOutput, n_beams: int, max_length: int) -> NativeCache:
@@ -262,7 +270,7 @@ class NativeLanguageModel:
         """Pack the decoder's weights for the native library; they must not change, since ``model`` still processes the prompts."""
         self._model, self.encode, self.kind = model, model.encode, kind
         self.decoder = NativeDecoder(library, kind, model)
-        self.step = self.decoder.step
+        self.step, self.log_probs = self.decoder.step, self.decoder.log_probs
 
     @torch.inference_mode()
     def start(self, prompt: PaddedSequences, n_beams: int, max_length: int) -> NativeCache:

@@ -127,7 +127,10 @@ CacheT = TypeVar("CacheT", bound=SearchCache)
 
 @runtime_checkable
 class StepModel(Protocol[MemoryT, CacheT]):
-    """A model that generates one token per step; beam b of source s is row ``s * n_beams + b``."""
+    """A model that generates one token per step; beam b of source s is row ``s * n_beams + b``.
+
+    A model may also have ``log_probs(tokens, cache)``, which takes one token per row, and returns the log-softmax of its logits (rows, vocab).
+    """
 
     def encode(self, source: PaddedSequences) -> MemoryT:
         """Encode the sources."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -152,8 +153,9 @@ def search_steps(model: StepModel[MemoryT, CacheT], request: SearchRequest) -> G
     first = torch.full((n_sources,), start, device=device) if isinstance(start, int) else start
     state = SearchState(first.repeat_interleave(n_beams)[:, None], torch.arange(n_sources, device=device), limits, n_beams)
     found: HypothesesPerSource = [[] for _ in range(n_sources)]
+    log_probs = getattr(model, "log_probs", partial(_log_probs, model))
     while True:
-        log_p = log_probabilities(model.step(state.tokens_so_far[:, -1:], cache)[:, -1], in_place=True)
+        log_p = log_probs(state.tokens_so_far[:, -1:], cache)
         for processor in logits_processors:
             log_p = processor(log_p, state)
         update = selector.advance(log_p, state)
@@ -223,6 +225,11 @@ def sequence_log_probs(model: Callable[[Any], Tensor], batch: Any, token_mask: B
 def token_log_probs(model: Callable[[Any], Tensor], batch: Any) -> Float[Tensor, "batch target"]:
     """Return log p(y_t | y_<t) of each label in float64, by teacher forcing."""
     return log_probabilities(model(batch)).gather(-1, batch.labels[..., None])[..., 0].double()
+
+
+def _log_probs(model: StepModel[MemoryT, CacheT], tokens: Int[Tensor, "rows 1"], cache: CacheT) -> Float[Tensor, "rows vocab"]:
+    """Process the next token of each row; return log p of the token after it."""
+    return log_probabilities(model.step(tokens, cache)[:, -1], in_place=True)
 
 
 def _append_tokens(tokens_so_far: Int[Tensor, "rows prefix"], update: SearchUpdate) -> Int[Tensor, "rows longer"]:

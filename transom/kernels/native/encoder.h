@@ -77,13 +77,14 @@ void normalize(const Norm& norm, const float* x, int rows, int width, float* y) 
 }
 
 constexpr int ENCODER_ROWS = 96;  // rows of a chunk
+constexpr int SEQUENCE_ROWS = 48; // of short sequences that pass through a block together; with more, products are slower
 constexpr int QUERIES = 96;       // whose scores are computed together
 
 // Width of rows of queries, keys and values of a sequence: with a power of two, all tokens would share a few sets of the first-level cache.
 inline size_t padded_width(const Block& block) { return block.qkv.out_features + LANES; }
 
 struct ChunkBuffers {
-    std::vector<float> normed, gate, hidden, qkv, z, keys, scores;
+    Buffer<float> normed, gate, hidden, qkv, z, keys, scores;
     Rows rows;
 
     void reserve(Kind kind, const Block& block, int n_rows, int d_model) {
@@ -101,7 +102,7 @@ struct ChunkBuffers {
     }
 
    private:
-    static void at_least(std::vector<float>& x, size_t n) {
+    static void at_least(Buffer<float>& x, size_t n) {
         if (x.size() < n) x.resize(n);
     }
 };
@@ -212,10 +213,11 @@ void read_sequences(const Block& block, const Sequences& sequences, int begin, i
 // reserve(buffers, number of items) allocates what it needs.
 template <typename Reserve, typename Work>
 int encoder_parts(Kind kind, int n, int most, int threads, const Reserve& reserve, const Work& work) {
-    const int turns = (n + threads * most - 1) / (threads * most), n_parts = threads * turns, size = (n + n_parts - 1) / n_parts;
+    const int turns = (n + threads * most - 1) / (threads * most);
+    const int64_t n_parts = std::min(n, threads * turns);
     std::atomic<int> status{DONE};
-    for_each_chunk((n + size - 1) / size, threads, [&](int64_t i) {
-        const int begin = int(i) * size, end = std::min(begin + size, n);
+    for_each_chunk(n_parts, threads, [&](int64_t i) {
+        const int begin = int(n * i / n_parts), end = int(n * (i + 1) / n_parts);
         thread_local ChunkBuffers buffers;  // allocating anew in each call costs as much as quantizing
         ChunkBuffers& own = buffers;
         const int failed = guarded([&] { return reserve(own, end - begin), DONE; });

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <new>
 #include <vector>
 
 #if defined(__linux__)
@@ -190,11 +191,27 @@ constexpr bool HAS_MATRIX_UNIT = false;
 // numbers is subtracted from each of its products.
 constexpr uint8_t INT8_OFFSET = HAS_MATRIX_UNIT ? 0 : 128;
 
+// Memory whose vectors of 64 bytes lie in one line of the caches each.
+template <typename T>
+struct LineAllocator {
+    using value_type = T;
+    LineAllocator() = default;
+    template <typename U>
+    LineAllocator(const LineAllocator<U>&) {}
+    T* allocate(size_t n) { return (T*)::operator new(n * sizeof(T), std::align_val_t(64)); }
+    void deallocate(T* x, size_t) { ::operator delete(x, std::align_val_t(64)); }
+    friend bool operator==(const LineAllocator&, const LineAllocator&) { return true; }
+    friend bool operator!=(const LineAllocator&, const LineAllocator&) { return false; }
+};
+
+template <typename T>
+using Buffer = std::vector<T, LineAllocator<T>>;
+
 // Rows as a product reads them: numbers of a kind; in int8 with one scale per row and what is to be subtracted from its products.
 struct Rows {
-    std::vector<uint8_t> bytes;
-    std::vector<float> scale;
-    std::vector<int32_t> total;
+    Buffer<uint8_t> bytes;
+    Buffer<float> scale;
+    Buffer<int32_t> total;
     int stride = 0;
 
     // Allocate memory for rows of at most ``width`` numbers; nothing else allocates, so that threads that quantize rows never throw.
@@ -319,13 +336,18 @@ inline __m512 add_products(__m512 sum, int32_t x, __m512i w) {
     }
 }
 
-// Multiply N rows with M blocks of 16 outputs, ``block_bytes`` apart; the sum of a row does not depend on the other rows. Meanwhile, fetch as
-// many bytes from ``next`` on.
+// Weights that are fetched during a product, ``step`` bytes for every 64 of its own.
+struct Fetched {
+    const uint8_t* from;
+    size_t step;
+};
+
+// Multiply N rows with M blocks of 16 outputs, ``block_bytes`` apart; the sum of a row does not depend on the other rows.
 template <Kind kind, int N, int M>
-void multiply_rows(const uint8_t* a, int stride, const uint8_t* b, size_t block_bytes, const uint8_t* next, void* sums) {
+void multiply_rows(const uint8_t* a, int stride, const uint8_t* b, size_t block_bytes, Fetched next, void* sums) {
     __m512 sum[M][N] = {};  // in int8: the bits of int32 sums
-    for (const uint8_t* const end = b + block_bytes; b < end; a += 4, b += 64, next += 64) {
-        _mm_prefetch((const char*)next, _MM_HINT_T0);
+    for (const uint8_t* const end = b + block_bytes; b < end; a += 4, b += 64, next.from += next.step) {
+        _mm_prefetch((const char*)next.from, _MM_HINT_T0);
         __m512i w[M];
         for (int block = 0; block < M; block++) w[block] = _mm512_loadu_si512(b + block * block_bytes);
         for (int row = 0; row < N; row++) {
@@ -339,7 +361,7 @@ void multiply_rows(const uint8_t* a, int stride, const uint8_t* b, size_t block_
 }
 
 template <Kind kind, int M>
-void multiply_by_vectors(const uint8_t* a, int stride, const uint8_t* b, size_t block_bytes, int rows, const uint8_t* next, void* sums) {
+void multiply_by_vectors(const uint8_t* a, int stride, const uint8_t* b, size_t block_bytes, int rows, Fetched next, void* sums) {
     switch (rows) {
 #define ROWS(n) case n: return multiply_rows<kind, n, M>(a, stride, b, block_bytes, next, sums);
         ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
@@ -349,7 +371,7 @@ void multiply_by_vectors(const uint8_t* a, int stride, const uint8_t* b, size_t 
 
 // Multiply at most STRIP rows with at most BLOCKS blocks of outputs; ``next`` are weights to be fetched.
 template <Kind kind>
-void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, int rows, int blocks, const uint8_t* next, void* sums) {
+void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, int rows, int blocks, Fetched next, void* sums) {
     if constexpr (BY_TILES<kind>)
         multiply_by_tiles<kind>(a, stride, b, n_tiles, rows, sums);
     else if (blocks == 2)
@@ -359,11 +381,12 @@ void multiply(const uint8_t* a, int stride, const uint8_t* b, int n_tiles, int r
 }
 
 // Operands and result of a product: y = f(x W^T + b), times ``times`` elementwise, plus ``residual``, if they are given. All have rows of
-// ``width`` numbers, the number of outputs if it is 0.
+// ``width`` numbers, the number of outputs if it is 0. ``then`` are the weights of the next product, the first of which are fetched at the end.
 struct Output {
     float* y;
     const float *times = nullptr, *residual = nullptr;
     size_t width = 0;
+    const uint8_t* then = nullptr;
 };
 
 // Write the results of 16 outputs for the rows from ``from`` on, given their sums.
@@ -395,8 +418,8 @@ void finish(const Linear& map, const Rows& x, int from, int rows, int block, con
     }
 }
 
-// Compute the outputs of blocks ``begin`` to ``end``. The strips of rows share the weights of two blocks, and while they are computed, those of the
-// next two are fetched. Otherwise the first strip would wait for all of them.
+// Compute the outputs of blocks ``begin`` to ``end``. The strips of rows share the weights of two blocks, and each fetches a part of those of the
+// next two. Otherwise the first strip would wait for all of them.
 template <Kind kind>
 void product(const Linear& map, const Rows& x, int rows, int begin, int end, const Output& out) {
     alignas(64) float sums[BLOCKS<kind> * STRIP<kind> * LANES];
@@ -404,13 +427,16 @@ void product(const Linear& map, const Rows& x, int rows, int begin, int end, con
     const size_t block_bytes = size_t(n_tiles) * TILE;
     for (int block = begin; block < end; block += BLOCKS<kind>) {
         const int blocks = end - block < BLOCKS<kind> ? end - block : BLOCKS<kind>;
+        const bool ends = block + blocks == end;
+        const uint8_t* const next = ends && out.then ? out.then : map.weight + (ends ? block : block + blocks) * block_bytes;
         for (int from = 0, here; from < rows; from += here) {
             const int strips = (rows - from + STRIP<kind> - 1) / STRIP<kind>;
             here = (rows - from + strips - 1) / strips;  // strips of equal height: those of few rows are slower
             if (BY_TILES<kind>) here = std::min(up_to(here, LANES), rows - from);
-            const int next = std::min(block + blocks + (from > 0), end - 1);  // the first strip fetches one block, the others another
+            const int step = std::min(64, (64 * blocks * here + rows - 1) / rows);  // a single strip fetches one block: two would take longer
+            const Fetched fetched{next + blocks * block_bytes * from / rows, size_t(step)};
             const uint8_t* const a = x.bytes.data() + size_t(from) * x.stride;
-            multiply<kind>(a, x.stride, map.weight + block * block_bytes, n_tiles, here, blocks, map.weight + next * block_bytes, sums);
+            multiply<kind>(a, x.stride, map.weight + block * block_bytes, n_tiles, here, blocks, fetched, sums);
             for (int i = 0; i < blocks; i++) finish<kind>(map, x, from, here, block + i, sums + i * STRIP<kind> * LANES, out);
         }
     }

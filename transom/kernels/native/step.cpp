@@ -43,7 +43,8 @@ extern "C" struct MemoryShape {
 extern "C" struct State {
     int32_t rows, length;         // rows of this step; tokens before it
     int32_t capacity, max_length; // maximum rows and tokens
-    int32_t max_source_length;              // tokens of the longest source
+    int32_t max_source_length;    // tokens of the longest source
+    int32_t log_softmax;          // 1: write log probabilities in place of logits
     const int32_t* sources;       // source index of each row
     const int32_t* lengths;       // tokens per source
     int32_t* slots;               // (rows, max_length): the row in which each earlier token was written
@@ -52,7 +53,7 @@ extern "C" struct State {
     int64_t memory_stride;        // distance between the memories of two blocks, in numbers
     const int64_t* inputs;        // token of each row
     int64_t input_stride;         // distance between the tokens of two rows
-    float* logits;                // (rows, vocabulary)
+    float* logits;                // (rows, vocabulary): the result
 };
 
 namespace {
@@ -76,16 +77,36 @@ using Cached = std::conditional_t<kind == FLOAT32, float, uint16_t>;
 inline void store_cached(float* to, __m512 x) { _mm512_storeu_ps(to, x); }
 inline void store_cached(uint16_t* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, narrow(x)); }
 
+// Replace rows of logits by log p = z - log(sum(exp(z))); all of a row are NaN if one is, or if the largest is infinite.
+void apply_log_softmax(float* z, int rows, int width) {
+    for (int row = 0; row < rows; row++, z += width) {
+        __m512 most = _mm512_set1_ps(-INFINITY);
+        __mmask16 is_nan = 0;
+        for (int i = 0; i < width; i += LANES) {
+            const __m512 v = part(z, i, width);
+            most = _mm512_mask_max_ps(most, first(width - i), most, v);
+            is_nan |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+        }
+        const float largest = _mm512_reduce_max_ps(most);
+        const __m512 shift = _mm512_set1_ps(largest);
+        const float sum = sum_of(width, [&](int i) {
+            return _mm512_maskz_mov_ps(first(width - i), exponential(_mm512_sub_ps(part(z, i, width), shift)));
+        });
+        const __m512 log_sum = _mm512_set1_ps(is_nan || !std::isfinite(largest) ? NAN : largest + std::log(sum));
+        for (int i = 0; i < width; i += LANES) masked_store(z + i, first(width - i), _mm512_sub_ps(part(z, i, width), log_sum));
+    }
+}
+
 // ------------------------------------------------------------------------------------------------------------------- a step
 
 // Results of the products of some rows: a buffer per product, so that a fast thread never overwrites what a slow one still reads.
 struct SharedBuffers {
-    std::vector<float> qkv, z, o, q, cross_z, cross_o, gate, up, down;
+    Buffer<float> qkv, z, o, q, cross_z, cross_o, gate, up, down;
 };
 
 // Buffers of one thread: threads that share a product all normalize all of its rows, which is cheaper than waiting for one another.
 struct ThreadBuffers {
-    std::vector<float> x, normed, scores;
+    Buffer<float> x, normed, scores;
     Rows rows;
 };
 
@@ -106,11 +127,12 @@ class StepThread {
             const Block& block = d.blocks[i];
             self_attention(block, i);
             if (block.q.weight) cross_attention(block, i);
-            feed_forward(block);
+            feed_forward(block, i + 1 < d.n_blocks ? d.blocks[i + 1].qkv : d.unembed);
         }
         own.rows.take(kind, before(d.norm), s.rows, d.d_model);
-        multiply_into(d.unembed, s.logits);
+        multiply_into(d.unembed, s.logits, d.blocks[0].qkv);
         release_tiles();
+        if (s.log_softmax) normalize_logits();
     }
 
    private:
@@ -141,6 +163,12 @@ class StepThread {
         if (e.norm.gain) normalize(e.norm, own.x.data(), s.rows, d.d_model, own.x.data());
     }
 
+    void normalize_logits() {
+        team.barrier(n_threads_);
+        const int begin = s.rows * index_ / n_threads_, end = s.rows * (index_ + 1) / n_threads_, width = d.unembed.out_features;
+        apply_log_softmax(s.logits + size_t(begin) * width, end - begin, width);
+    }
+
     // Return the sub-layer input: the residual stream, normalized for pre-norm.
     const float* before(const Norm& norm) {
         if (!norm.gain) return own.x.data();
@@ -149,22 +177,29 @@ class StepThread {
     }
 
     // Add a sub-layer's output to the residual stream, then normalize for post-norm.
-    void add(const std::vector<float>& y, const Norm& after) {
+    void add(const Buffer<float>& y, const Norm& after) {
         const size_t n = size_t(s.rows) * d.d_model;
         for (size_t i = 0; i < n; i++) own.x[i] += y[i];
         if (after.gain) normalize(after, own.x.data(), s.rows, d.d_model, own.x.data());
     }
 
-    // Compute y = map(x) with all threads: each quantizes x, writes its blocks of y, and waits until all blocks are written.
-    void apply(const Linear& map, const float* x, std::vector<float>& y) {
+    // Compute y = map(x) with all threads: each quantizes x, writes its blocks of y, and waits until all blocks are written. ``then`` is the map
+    // that follows.
+    void apply(const Linear& map, const float* x, Buffer<float>& y, const Linear& then) {
         own.rows.take(kind, x, s.rows, map.in_features);
-        multiply_into(map, y.data());
+        multiply_into(map, y.data(), then);
         team.barrier(n_threads_);
     }
 
-    void multiply_into(const Linear& map, float* y, const float* times = nullptr) {
-        const int n_blocks = up_to(map.out_features, LANES) / LANES;
-        product<kind>(map, own.rows, s.rows, n_blocks * index_ / n_threads_, n_blocks * (index_ + 1) / n_threads_, {y, times});
+    void multiply_into(const Linear& map, float* y, const Linear& then, const float* times = nullptr) {
+        product<kind>(map, own.rows, s.rows, first_block(map, index_), first_block(map, index_ + 1), {y, times, nullptr, 0, weights_of(then)});
+    }
+
+    int first_block(const Linear& map, int thread) const { return up_to(map.out_features, LANES) / LANES * thread / n_threads_; }
+
+    // Return the weights with which this thread begins a product.
+    const uint8_t* weights_of(const Linear& map) const {
+        return map.weight + size_t(first_block(map, index_)) * LANES * up_to(map.in_features, inner_of_tile(kind)) * bytes_of(kind);
     }
 
     // Call ``work`` for each of this thread's (row, key-value head).
@@ -176,18 +211,20 @@ class StepThread {
 
     // Compute attention for all query heads that share a key-value head.
     template <typename KeyAt>
-    void each_query(int row, int head, float* q, std::vector<float>& z, int n_keys, size_t next_head, KeyAt key_at) {
+    void each_query(int row, int head, float* q, Buffer<float>& z, int n_keys, size_t next_head, KeyAt key_at) {
         const int group = d.n_heads / d.n_kv_heads;
         for (int i = head * group; i < (head + 1) * group; i++)
             attend(d.d_head, d.d_value, next_head, q + i * d.d_head, n_keys, key_at, own.scores.data(), z.data() + (size_t(row) * d.n_heads + i) * d.d_value);
     }
 
-    void feed_forward(const Block& block) {
+    static const Linear& first_of_feed_forward(const Block& block) { return block.gate.weight ? block.gate : block.up; }
+
+    void feed_forward(const Block& block, const Linear& then) {
         own.rows.take(kind, before(block.ff_pre_norm), s.rows, d.d_model);
-        if (block.gate.weight) multiply_into(block.gate, shared.gate.data());
-        multiply_into(block.up, shared.up.data(), block.gate.weight ? shared.gate.data() : nullptr);
+        if (block.gate.weight) multiply_into(block.gate, shared.gate.data(), block.up);
+        multiply_into(block.up, shared.up.data(), block.down, block.gate.weight ? shared.gate.data() : nullptr);
         team.barrier(n_threads_);
-        apply(block.down, shared.up.data(), shared.down);
+        apply(block.down, shared.up.data(), shared.down, then);
         add(shared.down, block.ff_post_norm);
     }
 
@@ -196,7 +233,7 @@ class StepThread {
         const int token = d.d_head + d.d_value;
         const size_t line = size_t(s.max_length) * token;
         Number* tokens = (Number*)s.tokens + index * line * s.capacity * d.n_kv_heads;
-        apply(block.qkv, before(block.attn_pre_norm), shared.qkv);
+        apply(block.qkv, before(block.attn_pre_norm), shared.qkv, block.o);
         each_head([&](int row, int head) {
             float* q = shared.qkv.data() + size_t(row) * (queries + width);
             float *k = q + queries + head * d.d_head, *v = q + queries + keys + head * d.d_value;
@@ -215,7 +252,7 @@ class StepThread {
             each_query(row, head, q, shared.z, s.length + 1, line, key_at);
         });
         team.barrier(n_threads_);
-        apply(block.o, shared.z.data(), shared.o);
+        apply(block.o, shared.z.data(), shared.o, block.q.weight ? block.q : first_of_feed_forward(block));
         add(shared.o, block.attn_post_norm);
     }
 
@@ -223,14 +260,14 @@ class StepThread {
         const int queries = d.n_heads * d.d_head, token = d.d_head + d.d_value;
         const size_t line = size_t(s.max_source_length) * token;
         const Number* memory = (const Number*)s.memory + index * s.memory_stride;
-        apply(block.q, before(block.cross_pre_norm), shared.q);
+        apply(block.q, before(block.cross_pre_norm), shared.q, block.cross_o);
         each_head([&](int row, int head) {
             const Number* source = memory + (size_t(s.sources[row]) * d.n_kv_heads + head) * line;
             const auto key_at = [&](int i) { return source + size_t(i) * token; };
             each_query(row, head, shared.q.data() + size_t(row) * queries, shared.cross_z, s.lengths[s.sources[row]], line, key_at);
         });
         team.barrier(n_threads_);
-        apply(block.cross_o, shared.cross_z.data(), shared.cross_o);
+        apply(block.cross_o, shared.cross_z.data(), shared.cross_o, first_of_feed_forward(block));
         add(shared.cross_o, block.cross_post_norm);
     }
 };
@@ -242,7 +279,7 @@ struct Workspace {
     std::vector<SharedBuffers> shared;  // of each part of the rows; the first one also of all rows
 };
 
-void reserve(std::vector<float>& x, size_t n) {
+void reserve(Buffer<float>& x, size_t n) {
     if (x.size() < n) x.resize(n);
 }
 
@@ -251,7 +288,7 @@ constexpr int CHUNK_ROWS = 192;  // their inputs, and a block of weights, fit in
 // A thread's rows of a linear map, as the product reads them, and results of ``unit`` blocks of outputs.
 struct MapBuffers {
     Rows rows;
-    std::vector<float> y;
+    Buffer<float> y;
 };
 
 // Call work(kind, buffers, first row, number of rows, begin, end) for chunks of the rows of x, or, if these are few, of the outputs, whose blocks
@@ -420,7 +457,7 @@ int transom_encoder_block(int kind, const Block* block, const Sequences* sequenc
         own.reserve(Kind(kind), *block, std::min(ENCODER_ROWS, n * length), d_model);
         own.reserve_attention(*block, *sequences, n);
     };
-    const int most = std::max(1, ENCODER_ROWS / length);
+    const int most = std::max(1, SEQUENCE_ROWS / length);
     return encoder_parts(Kind(kind), sequences->rows, most, threads, reserve, [&](auto constant, ChunkBuffers& own, int begin, int end) {
         read_sequences<constant>(*block, *sequences, begin, end, d_model, x + size_t(begin) * length * d_model, own);
     });
