@@ -52,6 +52,7 @@ ELEMENTWISE_FUNCTIONS |= {
     "transom_set_openmp": ([_POINTER] * 3, None),
     "transom_log_softmax": ([_POINTER, *[_LONG] * 2, _INT], None),
     "transom_largest": ([*[_POINTER] * 3, *[_LONG] * 2, _INT], None),
+    "transom_take_largest": ([*[_POINTER] * 4, *[_LONG] * 4, _INT], None),
     "transom_attention": ([*[_POINTER] * 8, _LONG, _INT], None),
     "transom_attention_backward": ([*[_POINTER] * 11, _LONG, _INT], None),
 }

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transom.data.tokenizer.special_tokens import PAD
 from transom.decoding.search.interfaces import Hypothesis, LengthLimits, SearchState, SearchUpdate, length_penalty
 from transom.decoding.search.loop import largest
+from transom.layers.dispatch import operation
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,8 @@ class GreedySelector:
 
     def advance(self, log_p: Float[Tensor, "rows vocab"], state: SearchState) -> SearchUpdate:
         """Take the most probable token of each row; finished rows emit padding."""
-        best, candidates = largest(log_p)
-        tokens = candidates.masked_fill(self._done, self._strategy.padding)
-        self._log_p = self._log_p + best.masked_fill(self._done, 0.0)
-        self._done = self._done | (tokens == self._strategy.end)
+        self._log_p = self._log_p.to(log_p.dtype)
+        tokens = take_largest(log_p, self._log_p, self._done, self._strategy.end, self._strategy.padding)
         return SearchUpdate(tokens, None, self._done)
 
     def finalize(self, indices: list[int], state: SearchState) -> list[list[Hypothesis]]:
@@ -64,3 +63,23 @@ class GreedySelector:
     def select_sources(self, indices: Int[Tensor, "kept"]) -> None:
         """Drop all sources except those at these indices."""
         self._log_p, self._done = self._log_p[indices], self._done[indices]
+
+
+@operation("take_largest")
+def take_largest(
+    log_p: Float[Tensor, "rows vocab"], total: Float[Tensor, "rows"], done: Bool[Tensor, "rows"], end: int, padding: int
+) -> Int[Tensor, "rows"]:
+    """Return the most probable token of each row, or ``padding`` if the row is done.
+
+    Args:
+        log_p: log probabilities of the next tokens.
+        total: log p of each row so far; the log p of its new token is added in place.
+        done: whether each row has ended; updated in place.
+        end: the end token.
+        padding: token of rows that are done.
+    """
+    best, candidates = largest(log_p)
+    tokens = candidates.masked_fill(done, padding)
+    total += best.masked_fill(done, 0.0)
+    done |= tokens == end
+    return tokens

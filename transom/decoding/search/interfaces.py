@@ -129,7 +129,7 @@ CacheT = TypeVar("CacheT", bound=SearchCache)
 class StepModel(Protocol[MemoryT, CacheT]):
     """A model that generates one token per step; beam b of source s is row ``s * n_beams + b``.
 
-    A model may also have ``log_probs(tokens, cache)``, which takes one token per row, and returns the log-softmax of its logits (rows, vocab).
+    A model may also have ``log_probs(tokens, cache)``: it takes one token per row and returns the log-softmax of the logits, (rows, vocab).
     """
 
     def encode(self, source: PaddedSequences) -> MemoryT:
