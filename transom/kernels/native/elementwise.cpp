@@ -153,24 +153,24 @@ inline void log_softmax_row(float* __restrict z, int64_t width) {
     for (int64_t j = 0; j < width; j++) z[j] -= log_sum;
 }
 
-// Returns the index of the first of the largest numbers; NaN is larger than all others, as in PyTorch.
+// Returns the index of the first of the largest numbers; NaN is larger than all others, as in PyTorch. Only one part is searched for the index.
 inline int64_t index_of_largest(const float* x, int64_t n) {
-    float largest = -INFINITY;
-    int has_nan = 0;
-#pragma omp simd reduction(max : largest) reduction(| : has_nan)
-    for (int64_t j = 0; j < n; j++) {
-        largest = x[j] > largest ? x[j] : largest;
-        has_nan |= x[j] != x[j];
-    }
-    if (has_nan) return std::find_if(x, x + n, [](float v) { return v != v; }) - x;
-    constexpr int64_t PART = 256;
-    for (int64_t start = 0;; start += PART) {
+    constexpr int64_t PART = 1024;
+    float most = -INFINITY;
+    int64_t place = 0;
+    for (int64_t start = 0; start < n; start += PART) {
         const int64_t end = std::min(n, start + PART);
-        int found = 0;
-#pragma omp simd reduction(| : found)
-        for (int64_t j = start; j < end; j++) found |= x[j] == largest;
-        if (found) return std::find(x + start, x + end, largest) - x;
+        float largest = -INFINITY;
+        int has_nan = 0;
+#pragma omp simd reduction(max : largest) reduction(| : has_nan)
+        for (int64_t j = start; j < end; j++) {
+            largest = x[j] > largest ? x[j] : largest;
+            has_nan |= x[j] != x[j];
+        }
+        if (has_nan) return std::find_if(x + start, x + end, [](float v) { return v != v; }) - x;
+        if (largest > most) most = largest, place = start;
     }
+    return std::find(x + place, x + n, most) - x;
 }
 
 // dS = P (dP - sum(P dP))

@@ -38,8 +38,7 @@ ALWAYS_INLINE bf16 narrow<bf16>(float x) {  // to the nearest bfloat16, ties to 
 // exp(x) with a relative error below 2^-22 (Cephes, expf) for |x| <= 87; x is clamped to this range, and NaN stays NaN.
 ALWAYS_INLINE float exponential(float x) {
     const float clamped = x < -87.0f ? -87.0f : x > 87.0f ? 87.0f : x;
-    const float integer = 12582912.0f;  // 1.5 * 2^23: a float of this size has an integer in its low bits, so adding it rounds
-    const float shifted = clamped * 1.44269504088896341f + integer, n = shifted - integer;
+    const float n = std::nearbyint(clamped * 1.44269504088896341f);
     const float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
@@ -48,9 +47,7 @@ ALWAYS_INLINE float exponential(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    uint32_t bits;
-    std::memcpy(&bits, &shifted, 4);
-    bits = (bits + 127) << 23;  // 2^n
+    const int32_t bits = ((int32_t)n + 127) * (1 << 23);
     float scale;
     std::memcpy(&scale, &bits, 4);
     return p * scale;

@@ -17,7 +17,8 @@ namespace {
 //
 // Either each thread computes some of the rows, without a barrier, or all threads share each product of all rows. The first way reads all weights
 // once per thread, so which way is faster depends on the caches. With few rows, the choice is between one thread and all: several are faster only
-// while each has a CPU, since at a barrier all wait for a thread without one. Of TRIAL runs, two time each way; the other runs use the faster one.
+// while each has a CPU, since at a barrier all wait for a thread without one. Of TRIAL runs, two time each way, or one the way that is clearly slower;
+// the other runs use the faster one.
 class Team {
    public:
     // At most ``most`` of ``threads`` threads share a product.
@@ -35,7 +36,7 @@ class Team {
         const int n_parts = parts(rows);
         if (n_parts != n_parts_) n_parts_ = n_parts, n_runs_ = 0, apart_ = together_ = {};
         const int turn = n_runs_++ % TRIAL;
-        const bool timed = turn >= 1 && turn <= 4, untried = apart_ == together_;
+        const bool clear = turn == 4 && together_ > CLEAR * apart_, timed = turn >= 1 && turn <= 4 && !clear, untried = apart_ == together_;
         const bool apart = threads_ == 1 || (timed ? turn % 2 == 1 : untried ? n_parts > 1 : apart_ < together_);
         const auto start = clock::now();
         run_on_threads(threads_, apart ? n_parts : sharing_, [&](int index, int n_threads) { work(index, n_threads, apart ? n_parts : 1); });
@@ -60,6 +61,7 @@ class Team {
 
    private:
     static constexpr int TRIAL = 32;    // runs from one trial to the next
+    static constexpr double CLEAR = 1.15;  // times as long as apart: sharing is not timed again
     static constexpr int MIN_ROWS = 4;  // of a part
     const int threads_, sharing_;
     int n_runs_ = 0, n_parts_ = 0;
