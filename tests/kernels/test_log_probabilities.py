@@ -90,6 +90,10 @@ def test_greedy_steps_take_the_largest_value_of_rows_that_go_on(rows: int, vocab
     for native, reference in zip(*states, strict=True):
         assert torch.equal(native, reference)
     assert states[0][1][0], "the first row takes the end token, 1"
+    if rows > 1:
+        strided = torch.zeros(2 * rows)[::2], torch.zeros(2 * rows, dtype=torch.bool)[::2]
+        assert selected_path("take_largest", log_p, strided[0], states[0][1]) == "reference"
+        assert selected_path("take_largest", log_p, states[0][0], strided[1]) == "reference"
 
 
 @pytest.mark.parametrize("rows", [torch.zeros(2, 8, dtype=torch.float64), torch.zeros(8, 2).T, torch.zeros(2, 8, requires_grad=True)])
@@ -97,7 +101,7 @@ def test_other_rows_are_left_to_pytorch(rows: torch.Tensor) -> None:
     paths = {
         selected_path("log_softmax_", rows),
         selected_path("largest", rows),
-        selected_path("take_largest", rows, torch.zeros(len(rows))),
+        selected_path("take_largest", rows, torch.zeros(len(rows)), torch.zeros(len(rows), dtype=torch.bool)),
     }
     assert paths == {"reference"}
     assert torch.equal(log_softmax_(rows.detach().clone()), rows.log_softmax(-1))

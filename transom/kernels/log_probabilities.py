@@ -29,9 +29,9 @@ def largest(values: Float[Tensor, "rows vocab"]) -> tuple[Float[Tensor, "rows"],
     return found, indices
 
 
-def can_take_largest(log_p: Tensor, total: Tensor, *_: object) -> bool:
-    """Return whether ``take_largest`` applies."""
-    return are_plain_scores(log_p) and total.dtype == torch.float32
+def can_take_largest(log_p: Tensor, total: Tensor, done: Tensor, *_: object) -> bool:
+    """Return whether ``take_largest`` applies: also to contiguous sums in float32 and contiguous flags."""
+    return are_plain_scores(log_p) and total.dtype == torch.float32 and total.is_contiguous() and done.is_contiguous()
 
 
 def take_largest(

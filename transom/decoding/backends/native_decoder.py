@@ -127,7 +127,7 @@ class NativeCache:
         self._slots[:, :n_read] = torch.arange(rows)[:, None]
         self._sources = torch.arange(rows, dtype=torch.int32) // n_beams
         self._memory, self._lengths = memory, None if lengths is None else lengths.int()
-        self.state = library_structs(library).StateStruct(rows, n_read, rows, max_length, longest, 0, memory=self._memory.data_ptr())
+        self.state = library_structs(library).StateStruct(rows, n_read, rows, max_length, longest, memory=self._memory.data_ptr())
         self.state.memory_stride = self._memory.stride(0)
         self.state.lengths, self.state.tokens = pointer(self._lengths), self._tokens.data_ptr()
         self.dtype, self.shapes = read.dtype, (n_blocks, n_heads * width, memory.shape[0], memory.shape[2] * memory.shape[4])
