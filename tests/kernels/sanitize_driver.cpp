@@ -1,4 +1,4 @@
-// Steps of a small decoder without Python, for the thread sanitizer: every shape that sanitize_shapes.py names, by 1 to 4 threads.
+// Steps and greedy searches of a small decoder without Python, for the thread sanitizer: every shape that sanitize_shapes.py names, by 1 to 4 threads.
 // The library's source is included, so that its threads and its arithmetic are built with the same flags.
 
 #include "../../transom/kernels/native/step.cpp"
@@ -63,12 +63,23 @@ int steps(int kind, int threads, int sources, int beams, int longest, bool paddi
     std::vector<float> logits(size_t(rows) * vocab);
     std::vector<int64_t> inputs(rows, vocab - 1);
     State state{rows, 0, rows, max_length, longest, 0, of.data(), lengths.data(), slots.data(), tokens.data(), memory.data(),
-                int64_t(sources) * longest * width, inputs.data(), 1, logits.data()};
+                int64_t(sources) * longest * width, inputs.data(), 1, logits.data(), nullptr};
     void* workspace = transom_create_workspace(threads, 3);
     if (!workspace) return 1;
     int failed = 0;
     for (int i = 0; i < max_length; i++) failed |= transom_step(&decoder, &state, workspace), state.log_softmax ^= 1;
     failed |= transom_step(&decoder, &state, workspace) != OUT_OF_BOUNDS;  // the cache is full
+    if (beams == 1) {  // greedy search, whose rows end one after another
+        std::vector<int64_t> found(size_t(rows) * (max_length + 1), 1), least(rows), most(rows);
+        for (int row = 0; row < rows; row++) most[row] = 1 + row * max_length / rows;
+        const int64_t suppressed = 0;
+        std::vector<int32_t> places(rows);
+        for (int row = 0; row < rows; row++) places[row] = row;
+        std::vector<float> log_p(rows), overwritten(logits.size());
+        Greedy greedy{found.data(), log_p.data(), least.data(), most.data(), &suppressed, places.data(), max_length + 1, 0, 1, vocab - 1};
+        state.rows = rows, state.length = 0, state.logits = overwritten.data();
+        while (state.rows && !failed) failed |= transom_greedy_search(&decoder, &state, workspace, &greedy, 3);
+    }
     transom_free_workspace(workspace);
     for (float logit : logits) failed |= !std::isfinite(logit);
     return failed;
@@ -82,7 +93,7 @@ int main() {
     int n = 0, failed = 0;
     for (int kind : {int(BFLOAT16), int(INT8), int(FLOAT32)})
         for (int threads : {1, 2, 3, 4})
-            for (int sources : {1, 3})
+            for (int sources : {1, 3, 17})
                 for (int beams : {1, 5, 20})  // more beams than the 7 symbols, too
                     for (int longest : {0, 1, 9})
                         for (int max_length : {1, 40})

@@ -52,9 +52,7 @@ def run(library: ctypes.CDLL) -> int:
             assert z.isfinite().all()
             n_results += 1
         elementwise.logits_softmax_(torch.randn(shape).to(dtype), torch.empty(shape[0]))
-        log_p = log_probabilities.log_softmax_(torch.randn(shape))
-        log_probabilities.largest(log_p)
-        log_probabilities.take_largest(log_p, torch.zeros(shape[0]), torch.arange(shape[0]) % 2 == 0, 1, 0)
+        log_probabilities.largest(log_probabilities.log_softmax_(torch.randn(shape)))
         p = torch.randn(1, 2, *shape).to(dtype)
         for mask in (None, torch.ones(shape, dtype=torch.bool).tril()[None, None], torch.zeros(1, 1, 1, shape[1], dtype=torch.bool)):
             elementwise.softmax_(p, mask)

@@ -10,12 +10,15 @@ import sys
 import torch
 from pydantic import TypeAdapter
 
-from tests.kernels.test_native_decoder import LANGUAGE_VARIANTS, VARIANTS, language_model, model_of
+from tests.kernels.test_native_decoder import EOS, LANGUAGE_VARIANTS, SOS, VARIANTS, VOCAB, language_model, model_of
 from transom.config.model import AnyModel
 from transom.data.batch import PaddedSequences
 from transom.decoding.backends import native_blocks
 from transom.decoding.backends.native_blocks import Int8Stack
 from transom.decoding.backends.native_decoder import WEIGHT_TYPES, NativeLanguageModel, NativeSeq2Seq, TiledLinear
+from transom.decoding.search.greedy import GreedySearch
+from transom.decoding.search.interfaces import LengthLimits
+from transom.decoding.search.loop import SearchRequest, SuppressTokens
 from transom.kernels.native_library import declare_functions, use_openmp
 from transom.models.build import build_model
 
@@ -52,6 +55,10 @@ def run(library: ctypes.CDLL) -> int:
                         assert logits.isfinite().all()
                         cache.reorder(torch.arange(rows).flip(0) if i % 2 else torch.zeros(rows, dtype=torch.long))
                         n_steps += 1
+                    limits = LengthLimits(torch.zeros(len(sources), dtype=torch.long), 1 + torch.arange(len(sources)) % max_length)
+                    processors = [SuppressTokens(torch.tensor([0, VOCAB - 1]))]
+                    request = SearchRequest(PaddedSequences.pad(sources), GreedySearch(EOS), limits, SOS, EOS, processors)
+                    assert (translator.search(request) is None) == (model.logit_softcap is not None)
             for fields in LANGUAGE_VARIANTS[:3]:
                 writer = NativeLanguageModel(library, language_model(fields), kind)
                 for prompt in ([[1]], [[1, 4, 5]], [[1, 4], [1, 7]]):

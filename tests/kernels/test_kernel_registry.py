@@ -88,7 +88,7 @@ CASES: dict[tuple[str, str], Callable[[], tuple[list[Tensor], tuple[Any, ...]]]]
 
 ELSEWHERE = {
     *(("block_sparse_mask", "tiles"), ("block_sparse_mask", "blocks"), ("packed_linear", "oneDNN"), ("decoder_step", "C++")),
-    *(("log_softmax_", "C++"), ("largest", "C++"), ("take_largest", "C++")),
+    *(("log_softmax_", "C++"), ("largest", "C++")),
 }
 """Rows that return no tensor, or none with a gradient; others test them."""
 

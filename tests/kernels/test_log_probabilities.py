@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from transom.decoding.search.greedy import take_largest
 from transom.decoding.search.loop import TOPK_BLOCK_SIZE, largest, log_probabilities, log_softmax_
 from transom.kernels.native_library import load_elementwise_library
 from transom.layers.dispatch import REFERENCES, selected_path
@@ -76,32 +75,7 @@ def test_nan_is_larger_than_any_number(implementation: object) -> None:
     assert indices[:2].tolist() == [300, 5]
 
 
-@needs_library
-@pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize(("rows", "vocab"), [(1, 2), (3, 15), (9, 4000)])
-def test_greedy_steps_take_the_largest_value_of_rows_that_go_on(rows: int, vocab: int) -> None:
-    log_p = logits_of(rows, vocab).log_softmax(-1)
-    log_p[0, 1] = 0.5
-    states = [(torch.linspace(-1, 0, rows), torch.arange(rows) % 3 == 2) for _ in range(2)]
-    found, expected = (take(log_p, *state, 1, 0) for take, state in zip((take_largest, REFERENCES["take_largest"]), states, strict=True))
-    assert selected_path("take_largest", log_p, *states[0], 1, 0) == "C++"
-    assert torch.equal(found, expected)
-    assert torch.equal(found == 0, torch.arange(rows) % 3 == 2) or vocab == 2
-    for native, reference in zip(*states, strict=True):
-        assert torch.equal(native, reference)
-    assert states[0][1][0], "the first row takes the end token, 1"
-    if rows > 1:
-        strided = torch.zeros(2 * rows)[::2], torch.zeros(2 * rows, dtype=torch.bool)[::2]
-        assert selected_path("take_largest", log_p, strided[0], states[0][1]) == "reference"
-        assert selected_path("take_largest", log_p, states[0][0], strided[1]) == "reference"
-
-
 @pytest.mark.parametrize("rows", [torch.zeros(2, 8, dtype=torch.float64), torch.zeros(8, 2).T, torch.zeros(2, 8, requires_grad=True)])
 def test_other_rows_are_left_to_pytorch(rows: torch.Tensor) -> None:
-    paths = {
-        selected_path("log_softmax_", rows),
-        selected_path("largest", rows),
-        selected_path("take_largest", rows, torch.zeros(len(rows)), torch.zeros(len(rows), dtype=torch.bool)),
-    }
-    assert paths == {"reference"}
+    assert selected_path("log_softmax_", rows) == selected_path("largest", rows) == "reference"
     assert torch.equal(log_softmax_(rows.detach().clone()), rows.log_softmax(-1))

@@ -1,13 +1,14 @@
 """The compiled step gives what the flat layout gives, a product what its formula gives; no row or thread changes another's."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 from tests.decoding.models import letter_tokenizers, tiny_model
 from tests.decoding.tables import EOS, FORBIDDEN, SOS
+from tests.kernels.sanitize import EMULATED
 from transom.config.model import DecoderConfig
 from transom.data.batch import PaddedSequences
 from transom.decoding.backends import decoder_backend
@@ -286,18 +287,22 @@ NO_MATRIX_UNIT = ("-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
 
 
 @needs_library
-@pytest.mark.parametrize("flags", [NO_MATRIX_UNIT, (*NO_MATRIX_UNIT, "-mno-avx512bf16")], ids=["no matrix unit", "no bfloat16 either"])
-def test_on_lesser_processors_the_numbers_are_the_same(flags: tuple[str, ...]) -> None:
-    lesser, _ = build_and_load(*flags)
+@pytest.mark.parametrize(
+    "flags",
+    [NO_MATRIX_UNIT, (*NO_MATRIX_UNIT, "-mno-avx512bf16"), EMULATED],
+    ids=["no matrix unit", "no bfloat16 either", "emulated matrix unit"],
+)
+def test_on_other_processors_the_numbers_are_the_same(flags: Sequence[str]) -> None:
+    other, _ = build_and_load(*flags)
     draw = torch.Generator().manual_seed(1)
     weight, x = torch.randn(37, 200, generator=draw), torch.randn(83, 200, generator=draw)
     for n in (*range(1, 20), 83):  # as many rows at once as there are forms of the product, and more
-        ours, theirs = (product(x[:n], "int8", weight, lib=lib) for lib in (library(), lesser))
+        ours, theirs = (product(x[:n], "int8", weight, lib=lib) for lib in (library(), other))
         assert torch.equal(ours, theirs)
-        ours, theirs = (product(x[:n], "bf16", weight, lib=lib) for lib in (library(), lesser))
+        ours, theirs = (product(x[:n], "bf16", weight, lib=lib) for lib in (library(), other))
         assert torch.allclose(ours, theirs, rtol=0, atol=1e-4)
-        assert torch.equal(product(x[:n], "fp32", weight), product(x[:n], "fp32", weight, lib=lesser))
-        assert torch.equal(theirs[-1:], product(x[n - 1 : n], "bf16", weight, lib=lesser)), "a row is the same beside any others"
+        assert torch.equal(product(x[:n], "fp32", weight), product(x[:n], "fp32", weight, lib=other))
+        assert torch.equal(theirs[-1:], product(x[n - 1 : n], "bf16", weight, lib=other)), "a row is the same beside any others"
 
 
 @needs_library

@@ -91,7 +91,6 @@ KERNELS = [
     _elementwise("keyed_dropout", f"{_CPU_TYPES}, residual and x of one dtype", elementwise.can_drop, elementwise.drop_keyed, 4e-3),
     _elementwise("log_softmax_", _SCORES, log_probabilities.are_plain_scores, log_probabilities.log_softmax_, 1e-7),
     _elementwise("largest", _SCORES, log_probabilities.are_plain_scores, log_probabilities.largest, 0.0),
-    _elementwise("take_largest", _SCORES, log_probabilities.can_take_largest, log_probabilities.take_largest, 0.0),
     Kernel(
         *("relu", "mask product", "on a CPU", on_cpu, pointwise.relu, 3e-8),
         "the gradient is a product with a 0/1 mask, several times faster than PyTorch's in bfloat16",

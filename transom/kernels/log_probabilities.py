@@ -1,7 +1,7 @@
 """Log probabilities of a search on a CPU and their largest ones, in the project's own C++ (``native/elementwise.cpp``)."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from transom.kernels.elementwise import call_native, is_supported
@@ -27,20 +27,6 @@ def largest(values: Float[Tensor, "rows vocab"]) -> tuple[Float[Tensor, "rows"],
     found, indices = values.new_empty(len(values)), values.new_empty(len(values), dtype=torch.int64)
     call_native("largest", values, found, indices, *values.shape, _n_threads(values))
     return found, indices
-
-
-def can_take_largest(log_p: Tensor, total: Tensor, done: Tensor, *_: object) -> bool:
-    """Return whether ``take_largest`` applies: also to contiguous sums in float32 and contiguous flags."""
-    return are_plain_scores(log_p) and total.dtype == torch.float32 and total.is_contiguous() and done.is_contiguous()
-
-
-def take_largest(
-    log_p: Float[Tensor, "rows vocab"], total: Float[Tensor, "rows"], done: Bool[Tensor, "rows"], end: int, padding: int
-) -> Int[Tensor, "rows"]:
-    """Take the most probable token of each row (``search/greedy.py``), of equal ones the first."""
-    tokens = log_p.new_empty(len(log_p), dtype=torch.int64)
-    call_native("take_largest", log_p, total, done, tokens, end, padding, *log_p.shape, _n_threads(log_p))
-    return tokens
 
 
 def _n_threads(x: Tensor) -> int:

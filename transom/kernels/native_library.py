@@ -31,6 +31,7 @@ _STEP_FUNCTIONS: _Functions = {
     "transom_create_workspace": ([_INT, _INT], _POINTER),
     "transom_free_workspace": ([_POINTER], None),
     "transom_step": ([_POINTER] * 3, _INT),
+    "transom_greedy_search": ([*[_POINTER] * 4, _INT], _INT),
 }
 """Argument types and result type of each function of ``step.cpp``."""
 
@@ -52,7 +53,6 @@ ELEMENTWISE_FUNCTIONS |= {
     "transom_set_openmp": ([_POINTER] * 3, None),
     "transom_log_softmax": ([_POINTER, *[_LONG] * 2, _INT], None),
     "transom_largest": ([*[_POINTER] * 3, *[_LONG] * 2, _INT], None),
-    "transom_take_largest": ([*[_POINTER] * 4, *[_LONG] * 4, _INT], None),
     "transom_attention": ([*[_POINTER] * 8, _LONG, _INT], None),
     "transom_attention_backward": ([*[_POINTER] * 11, _LONG, _INT], None),
 }

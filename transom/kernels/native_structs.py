@@ -92,7 +92,17 @@ class StateStruct(ctypes.Structure):
         ("memory_stride", ctypes.c_int64),
         ("inputs", ctypes.c_void_p),
         ("input_stride", ctypes.c_int64),
-        ("logits", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("logits", "greedy")),
+    ]
+
+
+class GreedyStruct(ctypes.Structure):
+    """State of greedy search; mirrors ``Greedy`` in ``next_token.h``."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("tokens", "log_p", "min_length", "max_length", "suppressed", "rows")),
+        *((name, ctypes.c_int32) for name in ("width", "n_tokens", "n_suppressed")),
+        ("end", ctypes.c_int64),
     ]
 
 

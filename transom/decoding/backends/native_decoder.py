@@ -4,6 +4,7 @@ import ctypes
 import weakref
 from collections.abc import Callable
 from types import NoneType
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -20,7 +21,9 @@ from transom.decoding.packed_linear import (
     library_structs,
     pointer,
 )
-from transom.decoding.search.loop import log_probabilities
+from transom.decoding.search.greedy import GreedySearch
+from transom.decoding.search.interfaces import StepModel
+from transom.decoding.search.loop import HypothesesPerSource, SearchRequest, SuppressTokens, log_probabilities
 from transom.layers.attention import Attention
 from transom.layers.block import PostNormBlock, PreNormBlock, ResidualConnection
 from transom.layers.cache import KVCache
@@ -38,6 +41,9 @@ from transom.models.seq2seq import EncoderOutput, Seq2SeqTransformer
 
 MAX_THREADS = 8
 """Maximum threads that share the products of a step; a smaller part of a product is not worth the synchronization."""
+
+STEPS_PER_CALL = 16
+"""Steps of a greedy search per native call; between calls, Python handles signals such as that of Ctrl-C."""
 
 SUPPORTED_MODULES = {
     *(Stack, PreNormBlock, PostNormBlock, Attention, FeedForward, GatedFeedForward, ResidualConnection, Norm, LayerNorm, RmsNorm, Dropout),
@@ -199,6 +205,30 @@ class NativeDecoder:
             return log_probabilities(self._step(tokens, cache)[:, -1], in_place=True)
         return self._step(tokens, cache, log_softmax=True)[:, -1]
 
+    @torch.inference_mode()
+    def search(self, model: StepModel[Any, NativeCache], request: SearchRequest) -> HypothesesPerSource | None:
+        """Run a greedy search of ``model`` in native calls; return None if it is another search, or does more than suppress some tokens."""
+        strategy, limits, vocab_size = request.strategy, request.limits, self._layout.unembed.out_features
+        banned = [processor.tokens for processor in request.logits_processors if type(processor) is SuppressTokens]
+        suppressed = torch.cat(banned or [torch.empty(0)]).long()
+        if type(strategy) is not GreedySearch or self._softcap is not None or len(banned) < len(request.logits_processors):
+            return None
+        if request.end != strategy.end or strategy.end in suppressed or not ((suppressed >= 0) & (suppressed < vocab_size)).all():
+            return None
+        cache, longest = model.start(model.encode(request.source), 1, limits.largest_max_length), limits.largest_max_length
+        n_rows, min_length, max_length = cache.state.rows, limits.min_length.long(), limits.max_length.long()
+        tokens, log_p = torch.full((n_rows, longest + 1), strategy.end), torch.zeros(n_rows)
+        tokens[:, 0] = torch.as_tensor(request.start)
+        logits, rows = torch.empty(n_rows, vocab_size), torch.arange(n_rows, dtype=torch.int32)
+        pointers = map(pointer, (tokens, log_p, min_length, max_length, suppressed, rows))
+        greedy = self._structs.GreedyStruct(*pointers, longest + 1, 0, len(suppressed), strategy.end)
+        cache.state.logits = logits.data_ptr()
+        while cache.state.rows:
+            arguments = (ctypes.byref(self._layout), ctypes.byref(cache.state), cache.workspace, ctypes.byref(greedy), STEPS_PER_CALL)
+            if status := self.library.transom_greedy_search(*arguments):
+                self._structs.raise_for_status(status)
+        return [[strategy.hypothesis(*row)] for row in zip(tokens[:, 1:].tolist(), log_p.tolist(), strict=True)]
+
     def _step(self, tokens: Int[Tensor, "rows 1"], cache: NativeCache, log_softmax: bool = False) -> Float[Tensor, "rows 1 vocab"]:
         length, state = cache.length, cache.state
         if length >= state.max_length:
@@ -244,6 +274,10 @@ class NativeSeq2Seq:
         self._project = TiledLinear(library, kind, torch.cat(weights), None if biases[0] is None else torch.cat(biases))
         self.step, self.log_probs = self.decoder.step, self.decoder.log_probs
 
+    def search(self, request: SearchRequest) -> HypothesesPerSource | None:
+        """Run a search; None if the native decoder cannot run it by itself."""
+        return self.decoder.search(self, request)
+
     @torch.inference_mode()
     def start(self, memory: EncoderOutput, n_beams: int, max_length: int) -> NativeCache:
         """Project the encoder output to keys and values, once per source, and allocate a cache of ``max_length`` tokens per row."""
@@ -271,6 +305,10 @@ class NativeLanguageModel:
         self._model, self.encode, self.kind = model, model.encode, kind
         self.decoder = NativeDecoder(library, kind, model)
         self.step, self.log_probs = self.decoder.step, self.decoder.log_probs
+
+    def search(self, request: SearchRequest) -> HypothesesPerSource | None:
+        """Run a search; None if the native decoder cannot run it by itself."""
+        return self.decoder.search(self, request)
 
     @torch.inference_mode()
     def start(self, prompt: PaddedSequences, n_beams: int, max_length: int) -> NativeCache:

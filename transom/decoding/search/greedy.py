@@ -1,15 +1,15 @@
 """Greedy search: always take the most probable next token."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from transom.data.tokenizer.special_tokens import PAD
 from transom.decoding.search.interfaces import Hypothesis, LengthLimits, SearchState, SearchUpdate, length_penalty
 from transom.decoding.search.loop import largest
-from transom.layers.dispatch import operation
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ class GreedySearch:
     def begin(self, limits: LengthLimits) -> "GreedySelector":
         return GreedySelector(self, limits)
 
+    def hypothesis(self, tokens: Sequence[int], log_p: float) -> Hypothesis:
+        """Return the hypothesis of these tokens, up to the end token, with this log p."""
+        length = tokens.index(self.end)
+        return Hypothesis(tuple(tokens[:length]), log_p, log_p / length_penalty(length + 1, self.length_penalty))
+
 
 class GreedySelector:
     """State of greedy search: log p of each row so far, and whether the row has ended."""
@@ -46,40 +51,17 @@ class GreedySelector:
 
     def advance(self, log_p: Float[Tensor, "rows vocab"], state: SearchState) -> SearchUpdate:
         """Take the most probable token of each row; finished rows emit padding."""
-        self._log_p = self._log_p.to(log_p.dtype)
-        tokens = take_largest(log_p, self._log_p, self._done, self._strategy.end, self._strategy.padding)
+        best, candidates = largest(log_p)
+        tokens = candidates.masked_fill(self._done, self._strategy.padding)
+        self._log_p = self._log_p + best.masked_fill(self._done, 0.0)
+        self._done = self._done | (tokens == self._strategy.end)
         return SearchUpdate(tokens, None, self._done)
 
     def finalize(self, indices: list[int], state: SearchState) -> list[list[Hypothesis]]:
         """Return the single hypothesis of each source."""
-        return [
-            [self._hypothesis(*row)] for row in zip(state.tokens_so_far[indices, 1:].tolist(), self._log_p[indices].tolist(), strict=True)
-        ]
-
-    def _hypothesis(self, tokens: list[int], log_p: float) -> Hypothesis:
-        length = tokens.index(self._strategy.end)
-        return Hypothesis(tuple(tokens[:length]), log_p, log_p / length_penalty(length + 1, self._strategy.length_penalty))
+        tokens, log_p = state.tokens_so_far[indices, 1:].tolist(), self._log_p[indices].tolist()
+        return [[self._strategy.hypothesis(*row)] for row in zip(tokens, log_p, strict=True)]
 
     def select_sources(self, indices: Int[Tensor, "kept"]) -> None:
         """Drop all sources except those at these indices."""
         self._log_p, self._done = self._log_p[indices], self._done[indices]
-
-
-@operation("take_largest")
-def take_largest(
-    log_p: Float[Tensor, "rows vocab"], total: Float[Tensor, "rows"], done: Bool[Tensor, "rows"], end: int, padding: int
-) -> Int[Tensor, "rows"]:
-    """Return the most probable token of each row, or ``padding`` if the row is done.
-
-    Args:
-        log_p: log probabilities of the next tokens.
-        total: log p of each row so far; the log p of its new token is added in place.
-        done: whether each row has ended; updated in place.
-        end: the end token.
-        padding: token of rows that are done.
-    """
-    best, candidates = largest(log_p)
-    tokens = candidates.masked_fill(done, padding)
-    total += best.masked_fill(done, 0.0)
-    done |= tokens == end
-    return tokens

@@ -130,6 +130,7 @@ class StepModel(Protocol[MemoryT, CacheT]):
     """A model that generates one token per step; beam b of source s is row ``s * n_beams + b``.
 
     A model may also have ``log_probs(tokens, cache)``: it takes one token per row and returns the log-softmax of the logits, (rows, vocab).
+    And it may have ``search(request)``: it returns the hypotheses of each source, or None if the model cannot run this search by itself.
     """
 
     def encode(self, source: PaddedSequences) -> MemoryT:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -121,7 +121,10 @@ class EnforceLengthLimits:
 
 
 def search(model: StepModel[MemoryT, CacheT], request: SearchRequest) -> HypothesesPerSource:
-    """Run a search to its end; return the hypotheses of each source, best first."""
+    """Run a search to its end, by the model itself if it can; return the hypotheses of each source, best first."""
+    whole = getattr(model, "search", None)
+    if whole is not None and (hypotheses := whole(request)) is not None:
+        return cast(HypothesesPerSource, hypotheses)
     steps = search_steps(model, request)
     while True:
         try:

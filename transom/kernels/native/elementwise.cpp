@@ -276,16 +276,6 @@ void transom_largest(const float* x, float* values, int64_t* indices, int64_t ro
     });
 }
 
-// The next tokens of greedy search: adds the largest log p of a row to its total, and ends the row if it is that of the end token.
-void transom_take_largest(const float* log_p, float* total, bool* done, int64_t* tokens, int64_t end, int64_t padding, int64_t rows, int64_t width, int threads) {
-    for_each_row_of_parts(rows, threads, [=](int64_t i) {
-        tokens[i] = done[i] ? padding : index_of_largest(log_p + i * width, width);
-        if (done[i]) return;
-        total[i] += log_p[i * width + tokens[i]];
-        done[i] = tokens[i] == end;
-    });
-}
-
 // activate: f(x), f(x + bias) or f(x) * up; ``bias`` and ``up`` may be null. Rows of all tensors begin ``stride`` elements after one another.
 // activate_backward: writes dx, which may be ``grad``; dup if ``up`` is given; dbias if ``bias`` is given; and the result of the forward pass
 //   to ``recomputed`` unless that is null. Returns 1 if memory is short.

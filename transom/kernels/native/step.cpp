@@ -13,6 +13,7 @@
 
 #include "cached_attention.h"
 #include "encoder.h"
+#include "next_token.h"
 #include "team.h"
 
 // native_structs.py mirrors the layout of these structures.
@@ -45,7 +46,7 @@ extern "C" struct State {
     int32_t capacity, max_length; // maximum rows and tokens
     int32_t max_source_length;    // tokens of the longest source
     int32_t log_softmax;          // 1: write log probabilities in place of logits
-    const int32_t* sources;       // source index of each row
+    int32_t* sources;             // source index of each row
     const int32_t* lengths;       // tokens per source
     int32_t* slots;               // (rows, max_length): the row in which each earlier token was written
     void* tokens;                 // (blocks, capacity, heads, max_length, key and value): float32 for weights in float32, else bfloat16
@@ -54,6 +55,7 @@ extern "C" struct State {
     const int64_t* inputs;        // token of each row
     int64_t input_stride;         // distance between the tokens of two rows
     float* logits;                // (rows, vocabulary): the result
+    const Greedy* greedy;         // only for a whole search, else null
 };
 
 namespace {
@@ -76,26 +78,6 @@ using Cached = std::conditional_t<kind == FLOAT32, float, uint16_t>;
 
 inline void store_cached(float* to, __m512 x) { _mm512_storeu_ps(to, x); }
 inline void store_cached(uint16_t* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, narrow(x)); }
-
-// Replace rows of logits by log p = z - log(sum(exp(z))); all of a row are NaN if one is, or if the largest is infinite.
-void apply_log_softmax(float* z, int rows, int width) {
-    for (int row = 0; row < rows; row++, z += width) {
-        __m512 most = _mm512_set1_ps(-INFINITY);
-        __mmask16 is_nan = 0;
-        for (int i = 0; i < width; i += LANES) {
-            const __m512 v = part(z, i, width);
-            most = _mm512_mask_max_ps(most, first(width - i), most, v);
-            is_nan |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-        }
-        const float largest = _mm512_reduce_max_ps(most);
-        const __m512 shift = _mm512_set1_ps(largest);
-        const float sum = sum_of(width, [&](int i) {
-            return _mm512_maskz_mov_ps(first(width - i), exponential(_mm512_sub_ps(part(z, i, width), shift)));
-        });
-        const __m512 log_sum = _mm512_set1_ps(is_nan || !std::isfinite(largest) ? NAN : largest + std::log(sum));
-        for (int i = 0; i < width; i += LANES) masked_store(z + i, first(width - i), _mm512_sub_ps(part(z, i, width), log_sum));
-    }
-}
 
 // ------------------------------------------------------------------------------------------------------------------- a step
 
@@ -132,7 +114,7 @@ class StepThread {
         own.rows.take(kind, before(d.norm), s.rows, d.d_model);
         multiply_into(d.unembed, s.logits, d.blocks[0].qkv);
         release_tiles();
-        if (s.log_softmax) normalize_logits();
+        if (s.greedy || s.log_softmax) finish_logits();
     }
 
    private:
@@ -163,10 +145,15 @@ class StepThread {
         if (e.norm.gain) normalize(e.norm, own.x.data(), s.rows, d.d_model, own.x.data());
     }
 
-    void normalize_logits() {
+    // Take the next tokens of greedy search, or replace the logits by log probabilities.
+    void finish_logits() {
         team.barrier(n_threads_);
         const int begin = s.rows * index_ / n_threads_, end = s.rows * (index_ + 1) / n_threads_, width = d.unembed.out_features;
-        apply_log_softmax(s.logits + size_t(begin) * width, end - begin, width);
+        for (int row = begin; row < end; row++) {
+            float* const z = s.logits + size_t(row) * width;
+            if (s.greedy) s.greedy->append(first_row_ + row, z, width);
+            else apply_log_softmax(z, width);
+        }
     }
 
     // Return the sub-layer input: the residual stream, normalized for pre-norm.
@@ -388,6 +375,37 @@ State part_of(const State& s, int begin, int end, const Decoder& d) {
     return part;
 }
 
+// Process a token of each row.
+int step(const Decoder& d, State& state, Workspace& work) {
+    if (!within_bounds(d, state)) return OUT_OF_BOUNDS;
+    reserve_buffers(d, state, work);
+    if (!are_tokens(d, state)) return OUT_OF_BOUNDS;
+    with_kind(Kind(d.kind), [&](auto kind) {
+        work.team.run(state.rows, [&](int index, int n_threads, int n_parts) {
+            if (n_parts == 1) return StepThread<kind>(d, state, 0, work.shared[0], work.own[index], work.team, index, n_threads).run();
+            for (int i = index; i < n_parts; i += n_threads) {  // OpenMP may start fewer threads than requested
+                const int begin = state.rows * i / n_parts, end = state.rows * (i + 1) / n_parts;
+                StepThread<kind>(d, part_of(state, begin, end, d), begin, work.shared[i], work.own[i], work.team, 0, 1).run();
+            }
+        });
+    });
+    for (size_t row = 0; row < size_t(state.rows); row++) state.slots[row * state.max_length + state.length] = int32_t(row);
+    state.length++;
+    return DONE;
+}
+
+// Drop the rows whose last token is the end token.
+void keep_unfinished(State& state, Greedy& greedy) {
+    int n = 0;
+    for (int row = 0; row < state.rows; row++) {
+        if (*greedy.last(row) == greedy.end) continue;
+        std::memmove(state.slots + size_t(n) * state.max_length, state.slots + size_t(row) * state.max_length, state.length * sizeof(int32_t));
+        if (state.sources) state.sources[n] = state.sources[row];
+        greedy.rows[n++] = greedy.rows[row];
+    }
+    state.rows = n;
+}
+
 }  // namespace
 
 extern "C" {
@@ -473,24 +491,23 @@ void* transom_create_workspace(int threads, int most) {
 void transom_free_workspace(void* workspace) { delete (Workspace*)workspace; }
 
 int transom_step(const Decoder* decoder, State* state, void* workspace) {
-    return guarded([&]() -> int {
-        const Decoder& d = *decoder;
-        if (!workspace || !within_bounds(d, *state)) return OUT_OF_BOUNDS;
-        auto& work = *(Workspace*)workspace;
-        reserve_buffers(d, *state, work);
-        if (!are_tokens(d, *state)) return OUT_OF_BOUNDS;
-        with_kind(Kind(d.kind), [&](auto kind) {
-            work.team.run(state->rows, [&](int index, int n_threads, int n_parts) {
-                if (n_parts == 1) return StepThread<kind>(d, *state, 0, work.shared[0], work.own[index], work.team, index, n_threads).run();
-                for (int i = index; i < n_parts; i += n_threads) {  // OpenMP may start fewer threads than requested
-                    const int begin = state->rows * i / n_parts, end = state->rows * (i + 1) / n_parts;
-                    StepThread<kind>(d, part_of(*state, begin, end, d), begin, work.shared[i], work.own[i], work.team, 0, 1).run();
-                }
-            });
-        });
-        for (size_t row = 0; row < size_t(state->rows); row++) state->slots[row * state->max_length + state->length] = int32_t(row);
-        state->length++;
-        return DONE;
+    return guarded([&] { return workspace ? step(*decoder, *state, *(Workspace*)workspace) : OUT_OF_BOUNDS; });
+}
+
+// Take at most ``n_steps`` steps of greedy search; rows that have ended leave the state.
+int transom_greedy_search(const Decoder* decoder, State* state, void* workspace, Greedy* greedy, int n_steps) {
+    return guarded([&] {
+        int status = workspace ? DONE : OUT_OF_BOUNDS;
+        for (int i = 0; i < n_steps && state->rows && status == DONE; i++) {
+            std::vector<int64_t> tokens(state->rows);
+            for (int row = 0; row < state->rows; row++) tokens[row] = *greedy->last(row);
+            state->inputs = tokens.data(), state->input_stride = 1, state->greedy = greedy;
+            status = step(*decoder, *state, *(Workspace*)workspace);
+            greedy->n_tokens++;
+            if (status == DONE) keep_unfinished(*state, *greedy);
+        }
+        state->inputs = nullptr, state->greedy = nullptr;
+        return status;
     });
 }
 
