@@ -47,6 +47,19 @@ def resolution(p: float) -> tuple[int, torch.dtype]:
     return (BYTE, torch.int8) if p >= 1 / BYTE else (WORD, torch.int32)
 
 
+def _numbers(words: Int[Tensor, "*axes words"], dtype: torch.dtype) -> Int[Tensor, "*axes numbers"]:
+    """Return the signed numbers of 8 or 32 bits that 64-bit words consist of, the lowest first.
+
+    A compiled graph shifts them out of the words: in torch 2.13 Inductor may overwrite a tensor while a view of it in another dtype is still
+    to be read.
+    """
+    if not torch.compiler.is_compiling():
+        return words.view(dtype)
+    bits = 8 * dtype.itemsize
+    below_top = torch.arange(64 - bits, -1, -bits, device=words.device)
+    return (words[..., None] << below_top >> 64 - bits).flatten(-2)
+
+
 def _scale_kept(numbers: Int[Tensor, "*axes"], p: float, dtype: torch.dtype) -> Float[Tensor, "*axes"]:
     """Return 1 / (1 - p) where a random number is below the quantile 1 - ``p``, else 0; the numbers are overwritten."""
     return numbers.lt_(kept_below(p)).to(dtype).mul_(1 / (1 - p))
@@ -65,7 +78,7 @@ def draw_dropout_mask(x: Float[Tensor, "*axes"], p: float) -> Float[Tensor, "*ax
     """
     n, dtype = x.numel(), resolution(p)[1]
     words = torch.empty(-(-n * dtype.itemsize // 8), dtype=torch.int64).random_(-(2**63), None)
-    return _scale_kept(words.view(dtype)[:n], p, x.dtype).view(x.shape)
+    return _scale_kept(_numbers(words, dtype)[:n], p, x.dtype).view(x.shape)
 
 
 def _mix(z: Int[Tensor, "*axes"]) -> Int[Tensor, "*axes"]:
@@ -139,7 +152,7 @@ class KeyedMasks(NamedTuple):
             return torch.empty_like(x)
         found = self.words(x.shape, p)
         tokens, of_token = _indices(found.first_token, found.n_tokens, x), _indices(found.first_word, found.n_words, x)
-        bits = _hash_words(found.seeds, tokens, of_token).view(resolution(p)[1])
+        bits = _numbers(_hash_words(found.seeds, tokens, of_token), resolution(p)[1])
         return _scale_kept(bits.narrow(-1, found.n_skipped, found.width), p, x.dtype).view(x.shape)
 
     def words(self, shape: Sequence[int], p: float) -> WordRange:
@@ -173,7 +186,7 @@ class KeyedMasks(NamedTuple):
         bytes_before = (keys[:, None] + key) * dtype.itemsize
         if ordered and key % 8 == 0:
             words = _hash_words(seeds, queries[:, None] + query, bytes_before[..., :: 8 // dtype.itemsize] // 8)
-            return _scale_kept(words.view(dtype), p, x.dtype)
+            return _scale_kept(_numbers(words, dtype), p, x.dtype)
         words = _hash_words(seeds, queries[:, None] + query, bytes_before // 8)
         return _scale_kept(words.bitwise_right_shift_(bytes_before[..., None, :] % 8 * 8).to(dtype), p, x.dtype)
 
