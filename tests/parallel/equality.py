@@ -74,7 +74,7 @@ def backward(
         for each in auxiliary:
             each.prepare([batch])
         forward = forward_pass(model, batch, [*objective.sites, *(site for each in auxiliary for site in each.sites)])
-    forward = forward._replace(loss_mask=split_loss_mask(batch.loss_mask, *part, objective.n_copies))
+    forward = forward.with_loss_mask(split_loss_mask(batch.loss_mask, *part, objective.n_copies))
     loss = objective.loss(forward).backward_loss / (objective.n_copies * n_target_tokens) + sum(each.loss(forward) for each in auxiliary)
     loss.backward()
     return float(loss.detach())

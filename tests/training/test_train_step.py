@@ -1,19 +1,22 @@
 """One step: slices give the same update, padding counts nothing, bad samples are named and change nothing."""
 
 import copy
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from transom.config.model import Seq2SeqConfig
 from transom.config.training import AdamConfig, AnyOptimizer, MuonConfig, SgdConfig, TrainingConfig
-from transom.data.batch import duplicate_batch, translation_batch
+from transom.data.batch import TranslationBatch, duplicate_batch, translation_batch
 from transom.layers.dropout import keyed_dropout, keyed_rows
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
 from transom.tasks.translation.schema import TranslationTrainingConfig
-from transom.training.objectives.objective import CrossEntropy, forward_pass
+from transom.training.objectives.objective import CrossEntropy, forward_pass, indices_of_true
 from transom.training.objectives.r_drop import choose_text_loss
 from transom.training.optimizer import build_optimizer
 from transom.training.train_step import TrainStep
@@ -50,12 +53,16 @@ def sentences() -> tuple[list[list[int]], list[list[int]]]:
 SOURCES, TARGETS = sentences()
 
 
-def stepped(model: Seq2SeqTransformer, n_micro_batches: int) -> tuple[Seq2SeqTransformer, TrainStep, object]:
+def prepared(model: Seq2SeqTransformer, n_micro_batches: int) -> tuple[TrainStep, list[TranslationBatch]]:
     train_step = TrainStep(
         model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.float32, CrossEntropy(TRAINING.label_smoothing)
     )
     rows = [list(range(i, N, n_micro_batches)) for i in range(n_micro_batches)]
-    micro_batches = [translation_batch([SOURCES[i] for i in part], [TARGETS[i] for i in part], part) for part in rows]
+    return train_step, [translation_batch([SOURCES[i] for i in part], [TARGETS[i] for i in part], part) for part in rows]
+
+
+def stepped(model: Seq2SeqTransformer, n_micro_batches: int) -> tuple[Seq2SeqTransformer, TrainStep, object]:
+    train_step, micro_batches = prepared(model, n_micro_batches)
     return model, train_step, train_step.step(micro_batches, 0.01)
 
 
@@ -66,6 +73,36 @@ def test_one_batch_of_32_is_4_of_8_is_8_of_4_is_32_of_1(n_micro_batches: int) ->
     assert result.loss == pytest.approx(same.loss, abs=1e-10) and result.grad_norm == pytest.approx(same.grad_norm, abs=1e-10)
     for a, b in zip(whole.parameters(), sliced.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-9)
+
+
+class CountWaits(TorchDispatchMode):
+    """Count the operations that wait for a device: those that read a number, and those whose result is as long as the values say."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "unique")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.n += any(str(func).startswith(f"aten.{name}") for name in self.WAITING)
+        return func(*args, **(kwargs or {}))
+
+
+def test_micro_batches_do_not_wait_for_the_device() -> None:
+    """Of a step, only the norm of the gradients is read by such an operation; the losses are read together at its end."""
+    for n_micro_batches in (1, 8):
+        train_step, micro_batches = prepared(tiny(dropout=0.1), n_micro_batches)
+        assert sum(batch.n_target_tokens for batch in micro_batches) > 0, "counted before the batches are moved"
+        with CountWaits() as waits:
+            train_step._step([batch.to(torch.device("cpu")) for batch in micro_batches], 0.01, 0.0)
+        assert waits.n == 1
+
+
+@given(st.lists(st.booleans()))
+def test_indices_of_true_are_those_of_nonzero(values: list[bool]) -> None:
+    mask = torch.tensor(values, dtype=torch.bool)
+    assert torch.equal(indices_of_true(mask, sum(values)), mask.nonzero()[:, 0])
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 0.05, 1e3])

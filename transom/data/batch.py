@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -21,9 +22,11 @@ class _MovesToDevice:
     """Base of dataclasses that move all their tensors to a device, including the tensors of nested dataclasses."""
 
     def to(self, device: torch.device) -> Self:
-        """Return a copy whose tensors are on ``device``."""
+        """Return a copy whose tensors are on ``device``; cached properties are computed before, as later they would wait for a GPU."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: x.to(device) for name, x in values.items() if isinstance(x, Tensor | _MovesToDevice)})
+        moved = replace(self, **{name: x.to(device) for name, x in values.items() if isinstance(x, Tensor | _MovesToDevice)})
+        vars(moved).update({name: getattr(self, name) for name, x in vars(type(self)).items() if isinstance(x, cached_property)})
+        return moved
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ class TranslationBatch(_MovesToDevice):
         """True at every token that is not padding."""
         return self.decoder_input.segments > 0
 
-    @property
+    @cached_property
     def n_target_tokens(self) -> int:
         """Number of labels, excluding padding. Each target contributes its tokens and one end-of-sequence token."""
         return int(self.decoder_input.lengths.sum())
@@ -198,7 +201,7 @@ class LanguageBatch(_MovesToDevice):
         token_mask = self.decoder_input.segments > 0
         return token_mask if self.decoder_input.prefix is None else token_mask & ~self.decoder_input.prefix
 
-    @property
+    @cached_property
     def n_target_tokens(self) -> int:
         """Number of labels that contribute to the loss, excluding padding and prefixes."""
         return int(self.loss_mask.sum())
@@ -220,7 +223,7 @@ class MaskedBatch(_MovesToDevice):
     loss_mask: Bool[Tensor, "batch source"]
     sample_ids: tuple[int, ...]
 
-    @property
+    @cached_property
     def n_target_tokens(self) -> int:
         """Number of tokens selected for prediction."""
         return int(self.loss_mask.sum())
@@ -236,7 +239,7 @@ class _OneLabelPerSample:
         """All True: every sample contributes to the loss."""
         return torch.ones_like(self.labels, dtype=torch.bool)
 
-    @property
+    @cached_property
     def n_target_tokens(self) -> int:
         """Number of samples."""
         return len(self.labels)
@@ -276,7 +279,7 @@ class MultiLabelTextBatch(_MovesToDevice):
         """All True: every text contributes to the loss."""
         return torch.ones(len(self.labels), dtype=torch.bool, device=self.labels.device)
 
-    @property
+    @cached_property
     def n_target_tokens(self) -> int:
         """Number of texts."""
         return len(self.labels)
@@ -341,7 +344,7 @@ class ContrastiveBatch(_MovesToDevice):
         """All True: every pair contributes to the loss."""
         return torch.ones_like(self.labels, dtype=torch.bool)
 
-    @property
+    @cached_property
     def n_target_tokens(self) -> int:
         """Number of text pairs, each of which has one label."""
         return len(self.sample_ids)

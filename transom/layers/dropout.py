@@ -50,8 +50,8 @@ def resolution(p: float) -> tuple[int, torch.dtype]:
 def _numbers(words: Int[Tensor, "*axes words"], dtype: torch.dtype) -> Int[Tensor, "*axes numbers"]:
     """Return the signed numbers of 8 or 32 bits that 64-bit words consist of, the lowest first.
 
-    A compiled graph shifts them out of the words: in torch 2.13 Inductor may overwrite a tensor while a view of it in another dtype is still
-    to be read.
+    A compiled graph shifts them out of the words: Inductor (torch 2.13) may overwrite a tensor whose view in another dtype is still to be
+    read.
     """
     if not torch.compiler.is_compiling():
         return words.view(dtype)

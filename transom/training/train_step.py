@@ -303,23 +303,26 @@ class TrainStep:
 
         The passes over ``idle`` serve other ranks and have weight 0.
         """
-        loss = nll = 0.0
         if self.pipeline is not None:
             softcap = self.model.logit_softcap if self.pipeline.module.is_last else None
             stage_loss = PipelineLoss(self.objective, self.auxiliary, n_target_tokens, softcap, self.ranks.loss_part, self.scaler.scale)
             sites, batches = [site for each in self.auxiliary for site in each.sites], [*micro_batches, *idle]
             sums = self.pipeline.forward_backward(batches, stage_loss, sites, self.objective.sites, n_counted=len(micro_batches))
             return sums if self.pipeline.module.is_last else (0.0, 0.0)
+        losses = list[Tensor]()
         for batch in micro_batches:
-            mean_loss, micro_loss, micro_nll = self._forward(batch, n_target_tokens)
+            mean_loss, loss, nll = self._forward(batch, n_target_tokens)
             self._backward(mean_loss)
-            loss, nll = loss + micro_loss.item(), nll + micro_nll.item()
+            losses.append(torch.stack([loss.detach(), nll.detach()]))
         for batch in idle:
             with self.autocast():
                 forward = forward_pass(self.model, batch, self.sites)._replace(counted=False)
                 idle_loss = self.objective.loss(forward).backward_loss
             (0.0 * idle_loss).backward()
-        return loss, nll
+        if not losses:
+            return 0.0, 0.0
+        loss_sum, nll_sum = map(sum, torch.stack(losses).T.tolist())  # waits for a GPU once, not after each micro-batch
+        return loss_sum, nll_sum
 
     def _forward(self, batch: Batch, n_target_tokens: float) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, ""]]:
         """Return a micro-batch's contribution to the mean loss of the whole batch, and its summed loss and negative log-likelihood."""
@@ -327,7 +330,7 @@ class TrainStep:
             forward = forward_pass(self.model, batch, self.sites)
             if self.ranks.loss_part[1] > 1:
                 own = split_loss_mask(batch.loss_mask, *self.ranks.loss_part, self.objective.n_copies)
-                forward = forward._replace(loss_mask=own)
+                forward = forward.with_loss_mask(own)
             backward_loss, loss, nll = self.objective.loss(forward)
             return backward_loss / n_target_tokens + sum(each.loss(forward) for each in self.auxiliary), loss, nll
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transom.data.batch import Batch
@@ -28,6 +29,7 @@ class ForwardPass(NamedTuple):
         loss_mask: True at the labels that contribute to the loss: the batch's mask, or the part of it that is this rank's.
         softcap: bound c of the logits c tanh(hidden @ weight.T / c); None for no cap.
         counted: False for a pass that only serves other ranks, whose loss gets weight 0.
+        n_labels: number of labels in ``loss_mask``; None if counting them would wait for a GPU.
     """
 
     batch: Batch
@@ -37,12 +39,25 @@ class ForwardPass(NamedTuple):
     loss_mask: Bool[Tensor, "*positions"]
     softcap: float | None = None
     counted: bool = True
+    n_labels: int | None = None
+
+    def with_loss_mask(self, loss_mask: Bool[Tensor, "*positions"]) -> "ForwardPass":
+        """Return this pass with another loss mask, whose labels are not counted."""
+        return self._replace(loss_mask=loss_mask, n_labels=None)
 
     def at_labels(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Return the elements of tensors (one or a vector per position) at the labels in the loss mask; views if these are all."""
-        rows = self.loss_mask.flatten().nonzero()[:, 0]
-        flat = [x.flatten(0, self.loss_mask.dim() - 1) for x in tensors]
-        return flat if len(rows) == self.loss_mask.numel() else [x.index_select(0, rows) for x in flat]
+        flat, mask = [x.flatten(0, self.loss_mask.dim() - 1) for x in tensors], self.loss_mask.flatten()
+        if self.n_labels == len(mask):
+            return flat
+        rows = mask.nonzero()[:, 0] if self.n_labels is None else indices_of_true(mask, self.n_labels)
+        return flat if len(rows) == len(mask) else [x.index_select(0, rows) for x in flat]
+
+
+def indices_of_true(mask: Bool[Tensor, "length"], n: int) -> Int[Tensor, "n"]:
+    """Return the indices of the ``n`` True elements of a mask; ``nonzero`` would wait for a GPU to count them."""
+    place = torch.where(mask, mask.cumsum(0) - 1, n)
+    return place.new_empty(n + 1).scatter_(0, place, torch.arange(len(mask), device=mask.device))[:n]
 
 
 def forward_pass(model: Network, batch: Batch, sites: Sequence[str] = ()) -> ForwardPass:
@@ -52,7 +67,7 @@ def forward_pass(model: Network, batch: Batch, sites: Sequence[str] = ()) -> For
         hidden, weight = model.logit_factors(batch, recorder if sites else None)
     passes = recorder.passes
     activations = {site: [each[site] for each in passes if site in each] for site in sites}
-    return ForwardPass(batch, hidden, weight, activations, batch.loss_mask, model.logit_softcap)
+    return ForwardPass(batch, hidden, weight, activations, batch.loss_mask, model.logit_softcap, n_labels=batch.n_target_tokens)
 
 
 RecordActivations = Callable[[Sequence[Batch], Sequence[str]], Iterable[Mapping[str, Sequence[Tensor]]]]
