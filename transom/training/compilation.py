@@ -1,5 +1,7 @@
 """Decide whether a run is compiled by ``torch.compile``, and compile the training passes of its model."""
 
+import logging
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -7,8 +9,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 from transom.config.architecture import ModelConfig, TransformerConfig
 from transom.config.parallel import ParallelConfig
@@ -20,6 +22,9 @@ from transom.models.base import Network
 
 MIN_SECONDS = 600.0
 """Forecast duration from which a run is compiled on a GPU: compilation takes about a minute and saves 7% to 25% (benchmarks/README.md)."""
+
+N_CHECKED_SHAPES = 3
+"""Number of shapes for which a compiled pass is compared with the eager one: the first graph, that of any shape, and one reuse of it."""
 
 MIN_CAPABILITY = (7, 0)
 """Minimum compute capability of GPUs for which Triton compiles."""
@@ -76,6 +81,9 @@ def compile_training_passes(model: Network, **options: Any) -> None:
     The keys of dropout masks change with each step. They are therefore an input of the compiled graph: as a context variable, which a graph
     cannot read, they would be a graph break at each dropout. PyTorch caches the kernels that it compiles for the next process.
 
+    The first passes, of ``N_CHECKED_SHAPES`` shapes, are repeated without compilation. If one has other hidden states, a warning is logged,
+    and all passes from that one on are not compiled.
+
     Args:
         model: the model, in the layout of the run.
         options: options of ``torch.compile``.
@@ -87,10 +95,37 @@ def compile_training_passes(model: Network, **options: Any) -> None:
             return eager(batch, None)
 
     compiled: Callable[..., Any] = torch.compile(keyed, **options)
+    checked = set[torch.Size]()
 
     def logit_factors(batch: Batch, observer: Any = None) -> Any:
         if observer is not None or not (model.training and torch.is_grad_enabled()):
             return eager(batch, observer)
-        return compiled(batch, row_keys())
+        factors, keys = compiled(batch, row_keys()), row_keys()
+        shape = factors[0].shape
+        if keys is None or shape in checked or len(checked) == N_CHECKED_SHAPES or has_batch_statistics(model):
+            return factors
+        checked.add(shape)
+        with torch.no_grad():
+            difference = relative_difference(factors[0], keyed(batch, keys)[0])
+        if difference <= torch.finfo(factors[0].dtype).eps ** 0.5:
+            return factors
+        _log.warning(
+            "torch.compile: expected the hidden states of the eager pass, found a relative difference of %.2g for a batch of shape %s;"
+            " training continues without torch.compile", difference, tuple(shape)
+        )  # fmt: skip
+        model.logit_factors = eager  # type: ignore[method-assign]
+        return keyed(batch, keys)
 
     model.logit_factors = logit_factors  # type: ignore[method-assign]
+
+
+def has_batch_statistics(model: nn.Module) -> bool:
+    """Return whether a pass changes the model, as batch norm does, so that it cannot be repeated."""
+    return any(isinstance(module, BatchNorm) for module in model.modules())
+
+
+def relative_difference(x: Float[Tensor, "*axes"], expected: Float[Tensor, "*axes"]) -> float:
+    """Return |x - expected| / |expected|; infinite if only one of them has numbers that are not finite."""
+    if not bool(expected.isfinite().all()):
+        return math.inf if bool(x.isfinite().all()) else 0.0
+    return ((x - expected).float().norm() / expected.float().norm().clamp(min=1e-30)).nan_to_num(math.inf).item()
