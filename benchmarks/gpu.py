@@ -31,7 +31,7 @@ from transom.data.batch import Batch, ImageBatch
 from transom.models.build import build_model
 from transom.planning.hardware import best_seconds, measure_peak
 from transom.planning.precision import choose_threads
-from transom.training.compilation import compile_training_passes
+from transom.training.compilation import REQUESTS, compile_training_passes
 from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer
 from transom.training.train_step import TrainStep
@@ -97,20 +97,22 @@ def _train(model: Any, batch: Batch) -> tuple[list[float], Tensor]:
 
 def systems(shape: Shape | Family) -> Iterator[tuple[str, Callable[[], Step]]]:
     """Yield the name and the builder of a training step of each system."""
-    for mode, compiled in (("eager", False), ("compiled", True)):
-        yield f"transom {mode}", partial(transom_step, shape, compiled)
-        yield f"transformers {mode}", partial(transformers_step, shape, compiled)
+    for mode, compile_ in (("eager", "off"), ("compiled", "on")):
+        yield f"transom {mode}", partial(transom_step, shape, compile_)
+        yield f"transformers {mode}", partial(transformers_step, shape, compile_ == "on")
+    yield "transom CUDA graphs", partial(transom_step, shape, "cuda-graphs")
 
 
-def transom_step(shape: Shape | Family, compiled: bool) -> Step:
-    """Build the model and return its training step, as ``transom train`` takes it."""
+def transom_step(shape: Shape | Family, compile_: str) -> Step:
+    """Build the model and return its training step, as ``transom train`` takes it with ``training.compile = compile_``."""
     torch.manual_seed(1)
     model: Any = build_model(shape.config).to(GPU).train()
     batch: Any = build_batch(shape)
     batch = batch.to(GPU)
-    if compiled:
-        compile_training_passes(model)
-    step = TrainStep(model, build_optimizer(model, TRAINING.optimizer), TRAINING, torch.bfloat16, CrossEntropy(0.0))
+    if (options := REQUESTS.get(compile_)) is not None:
+        compile_training_passes(model, **options)
+    training = TRAINING.model_copy(update={"compile": compile_})
+    step = TrainStep(model, build_optimizer(model, training.optimizer), training, torch.bfloat16, CrossEntropy(0.0))
     return lambda: step.step([batch], LEARNING_RATE)
 
 

@@ -79,6 +79,7 @@ ALLOWED_SKIPS: dict[str, str] = {
     "tests/decoding/test_fused_inference.py::test_packed_products_are_near_the_plain_one": "needs a CPU with bfloat16",
     "tests/test_private_torch.py::test_products_are_packed_where_pytorch_and_the_processor_can": "needs a CPU with bfloat16",
     "tests/kernels/test_flex.py::test_the_compiled_kernel_equals_the_reference": "needs a GPU",
+    "tests/training/test_compilation.py::test_compiled_steps_on_a_gpu_are_those_of_eager_passes": "needs a GPU",
     "tests/docs/test_executed_files.py::test_a_step_and_a_translation_enter_the_files_that_the_page_lists": _COMPILED + " and bfloat16",
     "tests/benchmarks/test_explore.py": _BROWSER,
     "tests/benchmarks/test_llama_cpp.py": "needs llama-cpp-python and gguf",

@@ -1,6 +1,7 @@
 """Compiled training passes: the steps of eager ones with the same dropout masks, in one graph; and whether they pay."""
 
 import gc
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator
@@ -96,6 +97,34 @@ def test_compiled_steps_are_those_of_eager_passes(
 
 @pytest.mark.compile
 @pytest.mark.filterwarnings(TRACER, INDUCTOR)
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_a_compiled_pass_with_other_hidden_states_is_noticed(factor: float, caplog: pytest.LogCaptureFixture) -> None:
+    """The backend multiplies the results of graphs of any shape: of the second batch, and not of the first one."""
+    graphs = list[torch.fx.GraphModule]()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        scale = 1.0 if len(graphs) == 1 else factor
+        return lambda *args: tuple(each * scale if each.is_floating_point() else each for each in graph.forward(*args))
+
+    assert losses("decoder", True, backend=backend) == pytest.approx(losses("decoder", False), rel=1e-5)
+    warnings = [record.getMessage() for record in caplog.records if record.name == compilation.__name__]
+    if factor == 1:
+        assert not warnings
+    else:
+        assert len(warnings) == 1
+        assert re.search(r"relative difference of 0\.01 for .* shape \(2, \d, 12\); training continues without", warnings[0])
+
+
+def test_the_relative_difference_of_what_is_not_finite_is_infinite() -> None:
+    x, bad = torch.tensor([3.0, 4.0]), torch.tensor([math.nan, 1.0])
+    assert compilation.relative_difference(x * 1.5, x) == pytest.approx(0.5)
+    assert compilation.relative_difference(bad, x) == compilation.relative_difference(x, bad) == math.inf
+    assert compilation.relative_difference(bad, bad) == 0
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings(TRACER, INDUCTOR)
 @pytest.mark.parametrize("name", ["decoder", "classifier"])
 def test_no_graph_reads_a_tensor_in_another_dtype(name: str) -> None:
     """Inductor may overwrite such a tensor too early (torch 2.13): steps of a decoder with dropout were wrong without any error."""
@@ -129,6 +158,7 @@ def test_further_steps_and_lengths_do_not_compile_again_and_again() -> None:
         ("auto", CPU, 1e9, {}, False),
         ("on", GPU, 0.0, {"data": 2}, True),
         ("off", GPU, 1e9, {}, False),
+        ("cuda-graphs", GPU, 0.0, {}, True),
     ],
 )
 def test_a_run_is_compiled_if_it_pays(
@@ -139,6 +169,19 @@ def test_a_run_is_compiled_if_it_pays(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     training = TRAINING.model_copy(update={"compile": requested})
     assert choose_compilation(MODEL, training, ParallelConfig(**layout), device, lambda: seconds) == chosen
+
+
+def test_a_note_tells_the_choice_and_the_forecast() -> None:
+    assert compilation.describe_choice(True, 7200.0) == [
+        "torch.compile compiles the passes, which takes about a minute: the run is forecast to take 120 minutes without it;"
+        " training.compile = 'off' turns it off"
+    ]
+    assert "minute: training.compile asks for it; " in compilation.describe_choice(True)[0]
+    assert compilation.describe_choice(False, 90.0) == [
+        "torch.compile is not used: the run is forecast to take 2 minutes without it, and it pays from 10 minutes on;"
+        " training.compile = 'on' turns it on"
+    ]
+    assert compilation.describe_choice(False) == [], "on a CPU, where nobody asked for it"
 
 
 @pytest.mark.parametrize(
@@ -161,6 +204,42 @@ def test_what_cannot_be_compiled_is_refused_and_not_chosen(
     with pytest.raises(ConfigError, match=f"training.compile = 'on': .*{problem}.*, or set training.compile to 'off'"):
         choose_compilation(MODEL, asked, ParallelConfig(**layout), device, lambda: 1e9)
     assert not choose_compilation(MODEL, asked.model_copy(update={"compile": "auto"}), ParallelConfig(**layout), device, lambda: 1e9)
+
+
+def test_cuda_graphs_need_a_gpu_and_keep_the_gradients_in_place() -> None:
+    training = TRAINING.model_copy(update={"compile": "cuda-graphs"})
+    with pytest.raises(ConfigError, match=r"compile = 'cuda-graphs': expected a GPU for CUDA graphs, found cpu; set .* to 'on', or set"):
+        choose_compilation(MODEL, training, ParallelConfig(), CPU, lambda: 1e9)
+    weights = []
+    for settings in (TRAINING, training):
+        torch.manual_seed(1)
+        model = build_model(MODEL).train()
+        step = TrainStep(model, build_optimizer(model, SGD, torch.float32), settings, torch.float32, CrossEntropy(0.1))
+        places = [p.grad.data_ptr() for p in model.parameters() if p.grad is not None]
+        for rows in ([0, 1], [2, 3]):
+            step.step([batch("decoder", rows, 9), batch("decoder", [4], 6)], 0.5)
+        assert places == [p.grad.data_ptr() for p in model.parameters() if p.grad is not None]
+        assert len(places) == (len(list(model.parameters())) if settings is training else 0)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*weights)
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("compile_", list(compilation.REQUESTS))
+def test_compiled_steps_on_a_gpu_are_those_of_eager_passes(compile_: str) -> None:
+    """Several micro-batches per step, each of several shapes, with dropout; later micro-batches add to the gradients of earlier ones."""
+    found = []
+    for value in ("off", compile_):
+        torch.manual_seed(1)
+        model = build_model(MODEL).to(GPU).train()
+        if value != "off":
+            compile_training_passes(model, **compilation.REQUESTS[value])
+        training = TRAINING.model_copy(update={"compile": value})
+        step = TrainStep(model, build_optimizer(model, SGD, torch.float32), training, torch.float32, CrossEntropy(0.1))
+        parts = [[([0, 1, 2], 9), ([3, 4, 5], 9)], [([3, 4], 6), ([5, 0], 6)]] * 3
+        found.append([step.step([batch("decoder", *part) for part in of_step], 0.5).loss for of_step in parts])
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
 def test_old_gpus_and_those_without_a_compiler_are_not_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def resolution(p: float) -> tuple[int, torch.dtype]:
     return (BYTE, torch.int8) if p >= 1 / BYTE else (WORD, torch.int32)
 
 
-def _numbers(words: Int[Tensor, "*axes words"], dtype: torch.dtype) -> Int[Tensor, "*axes numbers"]:
+def _numbers(words: Int[Tensor, "..."], dtype: torch.dtype) -> Int[Tensor, "..."]:
     """Return the signed numbers of 8 or 32 bits that 64-bit words consist of, the lowest first.
 
     A compiled graph shifts them out of the words: Inductor (torch 2.13) may overwrite a tensor whose view in another dtype is still to be

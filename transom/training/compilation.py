@@ -18,10 +18,16 @@ from transom.config.training import TrainingConfig
 from transom.data.batch import Batch
 from transom.errors import ConfigError
 from transom.layers.dropout import row_keys, rows_keyed_by
+from transom.layers.norm import BatchNorm
 from transom.models.base import Network
+
+_log = logging.getLogger(__name__)
 
 MIN_SECONDS = 600.0
 """Forecast duration from which a run is compiled on a GPU: compilation takes about a minute and saves 7% to 25% (benchmarks/README.md)."""
+
+REQUESTS = {"on": {}, "cuda-graphs": {"mode": "reduce-overhead"}}
+"""Values of ``training.compile`` that request compilation, and their options of ``torch.compile``."""
 
 N_CHECKED_SHAPES = 3
 """Number of shapes for which a compiled pass is compared with the eager one: the first graph, that of any shape, and one reuse of it."""
@@ -49,12 +55,22 @@ def choose_compilation(
         ConfigError: compilation is requested, and this run or this machine cannot compile.
     """
     problem = compilation_problem(model, training, layout, device)
-    if training.compile == "on" and problem is not None:
-        raise ConfigError(f"training.compile = 'on': {problem}, or set training.compile to 'off'")
+    if training.compile in REQUESTS and problem is not None:
+        raise ConfigError(f"training.compile = {training.compile!r}: {problem}, or set training.compile to 'off'")
     if training.compile != "auto":
-        return training.compile == "on"
+        return training.compile in REQUESTS
     one_gpu = device.type == "cuda" and layout.n_processes == 1
     return problem is None and one_gpu and forecast() > MIN_SECONDS
+
+
+def describe_choice(compiled: bool, forecast: float | None = None) -> list[str]:
+    """Return a note about the choice, with the forecast in seconds if it was made; none where nothing was asked for or could be chosen."""
+    minutes = "" if forecast is None else f"the run is forecast to take {forecast / 60:,.0f} minutes without it"
+    if compiled:
+        reason = minutes or "training.compile asks for it"
+        return [f"torch.compile compiles the passes, which takes about a minute: {reason}; training.compile = 'off' turns it off"]
+    least = f"{MIN_SECONDS / 60:g} minutes"
+    return [f"torch.compile is not used: {minutes}, and it pays from {least} on; training.compile = 'on' turns it on"] if minutes else []
 
 
 def compilation_problem(model: ModelConfig, training: TrainingConfig, layout: ParallelConfig, device: torch.device) -> str | None:
@@ -65,6 +81,8 @@ def compilation_problem(model: ModelConfig, training: TrainingConfig, layout: Pa
         return "expected processes that hold the whole model; set only parallel.data"
     if training.recompute:
         return "expected training.activation_checkpointing = 'none', found 'blocks'; change one of them"
+    if training.compile == "cuda-graphs" and device.type != "cuda":
+        return f"expected a GPU for CUDA graphs, found {device.type}; set training.compile to 'on'"
     if device.type == "cuda" and find_spec("triton") is None:
         return "expected Triton for this GPU, found none; install it"
     if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < MIN_CAPABILITY:
@@ -110,9 +128,10 @@ def compile_training_passes(model: Network, **options: Any) -> None:
         if difference <= torch.finfo(factors[0].dtype).eps ** 0.5:
             return factors
         _log.warning(
-            "torch.compile: expected the hidden states of the eager pass, found a relative difference of %.2g for a batch of shape %s;"
-            " training continues without torch.compile", difference, tuple(shape)
-        )  # fmt: skip
+            "torch.compile: expected the hidden states of the eager pass, found a relative difference of %.2g for hidden states of shape"
+            " %s; training continues without torch.compile",
+            *(difference, tuple(shape)),
+        )
         model.logit_factors = eager  # type: ignore[method-assign]
         return keyed(batch, keys)
 

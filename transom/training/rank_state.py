@@ -20,7 +20,7 @@ from transom.parallel.processes.torchrun import processes_on_machine
 from transom.parallel.shared_checkpoints import SharedCheckpoints
 from transom.planning.freed_memory import FreedMemoryPolicy
 from transom.training.activation_checkpointing import checkpoint_activations
-from transom.training.compilation import compile_training_passes
+from transom.training.compilation import REQUESTS, compile_training_passes
 from transom.training.optimizer import build_optimizer, split_groups_by_mesh
 from transom.training.resume import ResumeState, load_resume_state
 from transom.training.task_protocol import Task
@@ -91,8 +91,8 @@ class RankState:
         if recipe.training.recompute:
             checkpoint_activations(model, ranks.layout)
         pipeline = apply_layout(model, ranks, dtype)
-        if recipe.training.compile == "on":
-            compile_training_passes(model)
+        if (options := REQUESTS.get(recipe.training.compile)) is not None:
+            compile_training_passes(model, **options)
         self.optimizer = build_optimizer(model, recipe.training.optimizer, dtype)
         split_groups_by_mesh(self.optimizer)
         self.freed = FreedMemoryPolicy(ranks.device, processes_on_machine(ranks.world.size))

@@ -35,7 +35,7 @@ from transom.planning.layout import check_layout
 from transom.planning.memory import check_fits_in_memory, used_memory
 from transom.planning.parameters import count_parameters, position_table_error
 from transom.planning.precision import Precision, ProcessPlan, ThreadPlan, choose_precision, choose_threads, plan_processes, rank_device
-from transom.training.compilation import EAGER_UTILIZATION, choose_compilation, compilation_problem
+from transom.training.compilation import EAGER_UTILIZATION, REQUESTS, choose_compilation, compilation_problem, describe_choice
 from transom.training.finetune import WeightInit, inherit_model_shape, init_from, load_base_and_adapt, merge_model_fields, save_base_weights
 from transom.training.lr_schedule import warmup_notes
 from transom.training.objectives.auxiliary import auxiliary_objectives
@@ -156,21 +156,24 @@ def build_training_setup(
 
 
 def _choose_compilation(recipe: Recipe, task: Task, model: Network, device: torch.device, peak: float) -> tuple[Recipe, list[str]]:
-    """Return the recipe with the choice of ``training.compile``, and a note if passes are compiled; ``peak`` is in FLOP/s."""
+    """Return the recipe with the choice of ``training.compile``, and a note if passes are or could be compiled; ``peak`` is in FLOP/s."""
+    forecasts = list[float]()
 
     def forecast() -> float:  # as if all steps were as large as the first one
         flops = sum(map(task.flops, next(task.loader.batches_from(0))[1]))
         seconds = recipe.training.max_steps * flops / (EAGER_UTILIZATION * peak)
-        return min(seconds, 60 * (recipe.training.max_minutes or math.inf))
+        forecasts.append(min(seconds, 60 * (recipe.training.max_minutes or math.inf)))
+        return forecasts[0]
 
     chosen = choose_compilation(recipe.model, recipe.training, recipe.parallel, device, forecast)
     if chosen:
         observed = [*task.objective(model).sites, *(site for each in auxiliary_objectives(model, SINGLE_PROCESS) for site in each.sites)]
-        if observed and recipe.training.compile == "on":
+        if observed and recipe.training.compile != "auto":
             expected = f"expected a loss of the logits alone, found one that reads {observed[0]}"
-            raise ConfigError(f"training.compile = 'on': {expected}; set training.compile to 'off'")
+            raise ConfigError(f"training.compile = {recipe.training.compile!r}: {expected}; set training.compile to 'off'")
         chosen = not observed
-    return recipe.with_fields("training", compile="on" if chosen else "off"), [COMPILED] if chosen else []
+    kind = "on" if recipe.training.compile == "auto" else recipe.training.compile
+    return recipe.with_fields("training", compile=kind if chosen else "off"), describe_choice(chosen, *forecasts)
 
 
 def _add_adapter(recipe: Recipe, model: Network, init: WeightInit | None, folder: RunFolder) -> None:
@@ -236,7 +239,6 @@ def _resolve_paths(recipe: Recipe, base: Path) -> Recipe:
     return recipe.with_fields("training", init_from=str(resolve_path(base / expand_path(origin))))
 
 
-COMPILED = "the passes are compiled by torch.compile: the first steps take about a minute longer; training.compile = 'off' turns it off"
 _NOT_IN_RUN_ID = {
     "training": {
         "activation_checkpointing",
@@ -270,7 +272,7 @@ def _run_id(recipe: Recipe, task: Task, model: Network, threads: ThreadPlan, plu
     kept = recipe.model_dump(mode="json", exclude=_NOT_IN_RUN_ID)
     if recipe.training.dropout_rng == "generator":  # as in runs from before the field, which keep their ID
         del kept["training"]["dropout_rng"]
-    if recipe.training.compile != "on":  # likewise
+    if recipe.training.compile not in REQUESTS:  # likewise
         del kept["training"]["compile"]
     facts = [
         kept,
@@ -298,7 +300,7 @@ def _resume_recipe(recipe: Recipe, folder: RunFolder, user_overrides: UserOverri
     chosen: dict[str, str | None] = {"precision": original.training.precision} if recipe.training.precision == "auto" else {}
     if recipe.training.compile == "auto":  # a run from before the field has never been compiled
         problem = compilation_problem(recipe.model, recipe.training, recipe.parallel, rank_device())
-        chosen["compile"] = "on" if original.training.compile == "on" and problem is None else "off"
+        chosen["compile"] = original.training.compile if original.training.compile in REQUESTS and problem is None else "off"
     if "dropout_rng" not in recipe.training.model_fields_set:
         chosen["dropout_rng"] = original.training.dropout_rng
     if recipe.training.init_from is None:

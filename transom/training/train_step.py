@@ -147,6 +147,8 @@ class TrainStep:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         tied = {} if pipeline is None else pipeline.shared
         self.fault_checks = FaultChecks(model, optimizer, ranks, training.digest_every, tied) if ranks.world.size > 1 else None
+        if training.compile == "cuda-graphs":
+            self._clear_gradients()
 
     def step(self, micro_batches: Sequence[Batch], learning_rate: float, flops: float = 0.0) -> StepResult:
         """Update the weights once from the micro-batches of one batch.
@@ -176,7 +178,7 @@ class TrainStep:
         generators = GeneratorStates(self.device)
         recomputation = self._begin_recomputation(micro_batches, n_target_tokens)
         while (gradients := self._sum_gradients(micro_batches, n_target_tokens)) is None:
-            self.optimizer.zero_grad(set_to_none=True)
+            self._clear_gradients()
             release_memory(self.device)
             generators.restore()
             recomputation = None  # micro-batches may have changed
@@ -265,7 +267,7 @@ class TrainStep:
 
     def _repeat(self, micro_batches: Sequence[Batch], n_target_tokens: float, generators: GeneratorStates) -> None:
         """Compute the summed gradients of the step again."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self._clear_gradients()
         generators.restore()
         gradients = self._sum_gradients(micro_batches, n_target_tokens)
         assert gradients is not None and self.gradients is not None, "the memory was enough before"
@@ -274,7 +276,7 @@ class TrainStep:
     def _begin_recomputation(self, micro_batches: Sequence[Batch], n_target_tokens: float) -> Recomputation | None:
         """Compute the gradients of another rank's part of the batch, if this step is one of those in which that is due."""
         deterministic = self.device.type == "cpu" or (torch.are_deterministic_algorithms_enabled() and self.training.dropout_rng == "keyed")
-        deterministic &= self.training.compile != "on"  # graphs of ranks may be specialized to other shapes
+        deterministic &= self.training.compile in ("auto", "off")  # graphs of ranks may be specialized to other shapes
         checks = self.fault_checks
         if checks is None or not deterministic or self.auxiliary or self.need_equal_passes or not checks.is_recomputation_due(self.n_steps):
             return None
@@ -345,7 +347,15 @@ class TrainStep:
         if finite or self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
             self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._clear_gradients()
+
+    def _clear_gradients(self) -> None:
+        """Free the gradients; with CUDA graphs zero them, because the next pass overwrites what it has returned as a gradient before."""
+        keep = self.training.compile == "cuda-graphs"
+        for p in self.model.parameters() if keep else ():
+            if p.grad is None and p.requires_grad:
+                p.grad = torch.zeros_like(p)
+        self.optimizer.zero_grad(set_to_none=not keep)
 
     def autocast(self) -> torch.autocast:
         """Return a context in which matrix products use ``dtype``; weights, their gradients and statistics stay in float32."""
