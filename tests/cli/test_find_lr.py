@@ -1,7 +1,11 @@
 """``transom find-lr``: a rate with its reason, the same for the same seed, and nothing is left behind."""
 
+import math
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +48,31 @@ def test_a_rate_is_suggested_with_its_reason_and_nothing_is_kept(transom: Call, 
     assert transom(*COMMAND, "--json", "--set", "training.seed=2").json["points"] != value["points"]
 
 
+@contextmanager
+def valley(*_: Any) -> Iterator[tuple[Callable[[float], float], list[str]]]:
+    """Yield steps whose loss is lowest at 1e-3, in place of a training."""
+    yield lambda rate: abs(math.log10(rate) + 3), []
+
+
+def test_the_picture_and_its_numbers_are_named_and_may_be_replaced(
+    transom: Call, nothing_left: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transom.tasks.find_lr.fresh_model_steps", valley)
+    for _ in range(2):
+        assert "wrote mine.svg and mine.csv: " in transom("find-lr", "copy", "--out", "mine.svg").err
+    assert Path("mine.csv").read_text().startswith("learning rate,loss,smoothed loss\n")
+    assert "wrote mine.csv: " in transom("find-lr", "copy", "--out", "mine.csv").err
+    assert ".csv file beside it" in " ".join(transom("find-lr", "--help").out.replace("│", "").split())
+
+
+def test_numbers_replace_no_file_of_another_kind(transom: Call, nothing_left: Path) -> None:
+    for content in ("year,rate\n1,2\n", ""):
+        Path("mine.csv").write_text(content)
+        error = transom("find-lr", "copy", "--out", "mine.svg").error
+        assert "mine.csv: expected no file, or one with the columns learning rate,loss,smoothed loss" in error
+        assert Path("mine.csv").read_text() == content and not Path("mine.svg").exists()
+
+
 def test_one_process_takes_the_steps_of_several() -> None:
     recipe = load_recipe("copy", [*TINY[1::2], "model.dropout=0.0"])[0]
     losses = []
@@ -73,7 +102,11 @@ def test_what_the_schedule_makes_of_the_rate_is_said(settings: list[str], said: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["copy", "--from", "1", "--to", "0.1"], "--from: expected a learning rate above 0 and below --to = 0.1, found 1"),
+        (["copy", "--from", "1", "--to", "0.1"], "--from: expected a learning rate below --to = 0.1, found 1"),
+        (["copy", "--from", "0"], "--from: expected a finite learning rate above 0, found 0"),
+        (["copy", "--to", "inf"], "--to: expected a finite learning rate above 0, found inf"),
+        (["copy", "--to", "nan"], "--to: expected a finite learning rate above 0, found nan"),
+        (["copy", "--steps", "10000000000"], "expected a number less than or equal to 100000"),
         (["copy", "--steps", "9"], "expected a number greater than or equal to 10"),
         (["copi"], "expected a packaged recipe or the path of a .toml file, found 'copi'; did you mean copy?"),
         (["copy", "--set", "training.lerning_rate=1"], "unknown field training.lerning_rate; did you mean training.learning_rate"),

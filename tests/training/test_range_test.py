@@ -71,7 +71,14 @@ def test_a_loss_that_falls_at_no_rate_is_an_error(loss: Callable[[float], float]
         run_range_test(loss, RATES)
 
 
-@pytest.mark.parametrize(("start", "end"), [(1.0, 0.1), (0.0, 1.0), (-1.0, 1.0), (1e-3, 1e-3), (math.nan, 1.0), (1e-7, math.inf)])
-def test_rates_that_do_not_grow_are_refused(start: float, end: float) -> None:
-    with pytest.raises(ConfigError, match="--from: expected a learning rate above 0 and below --to"):
+@pytest.mark.parametrize(
+    ("start", "end", "message"),
+    [
+        *((start, end, "--from: expected a learning rate below --to") for start, end in ((1.0, 0.1), (1e-3, 1e-3))),
+        *((start, 1.0, "--from: expected a finite learning rate above 0") for start in (0.0, -1.0, math.nan, math.inf)),
+        *((1e-7, end, "--to: expected a finite learning rate above 0") for end in (0.0, math.nan, math.inf)),
+    ],
+)
+def test_rates_that_do_not_grow_are_refused(start: float, end: float, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         learning_rates(start, end, 10)

@@ -8,7 +8,7 @@ import typer
 from transom.cli.gc_imports import gc_frozen_imports
 from transom.cli.options import RecipeArgument, SetOption, WithDataOptions
 from transom.cli.output import JsonOption, align_columns, print_note, print_result
-from transom.cli.pictures import check_picture_path, save_picture
+from transom.cli.pictures import check_numbers_path, check_picture_path, save_picture
 from transom.config.arguments import Files, file_overrides
 
 if TYPE_CHECKING:
@@ -32,10 +32,15 @@ app = typer.Typer(add_completion=False)
 def find_lr(
     recipe: RecipeArgument,
     files: Files,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Draw the loss: .svg, .png, .html or .csv.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Draw the loss: .svg, .png, .html or .csv. The numbers are written to a .csv file beside it."
+        ),
+    ] = None,
     start: Annotated[float, typer.Option("--from", metavar="RATE", help="Learning rate of the first step.")] = 1e-7,
     end: Annotated[float, typer.Option("--to", metavar="RATE", help="Learning rate of the last step.")] = 1.0,
-    steps: Annotated[int, typer.Option("--steps", min=10, metavar="N", help="Number of steps, and of rates.")] = 100,
+    steps: Annotated[int, typer.Option("--steps", min=10, max=100_000, metavar="N", help="Number of steps, and of rates.")] = 100,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -51,11 +56,12 @@ def find_lr(
     check_picture_path(out, [Path(recipe)])
     with gc_frozen_imports():
         from transom.config.model_overrides import load_training_recipe
-        from transom.inspection.plots.range_test import range_test_picture
+        from transom.inspection.plots.range_test import COLUMNS, range_test_picture
         from transom.tasks.find_lr import fresh_model_steps
         from transom.tasks.progress import show_progress
         from transom.training.range_test import learning_rates, run_range_test
 
+    check_numbers_path(out, COLUMNS)
     rates = learning_rates(start, end, steps)
     all_overrides = [*file_overrides(recipe, overrides or [], files), *(overrides or [])]
     loaded, base, user_overrides = load_training_recipe(recipe, all_overrides)

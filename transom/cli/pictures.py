@@ -1,11 +1,12 @@
 """Write the picture of a command, and its numbers as CSV beside it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transom.checkpoints.output_paths import check_output_file
 from transom.cli.output import print_note
+from transom.errors import ConfigError
 
 if TYPE_CHECKING:
     from transom.inspection.plots.picture import Picture
@@ -30,8 +31,31 @@ def check_picture_path(path: Path | None, inputs: Iterable[Path | None] = ()) ->
     check_suffix(path)
 
 
+def check_numbers_path(path: Path | None, columns: Sequence[str]) -> None:
+    """Check that the numbers of a picture, whose file the user does not name, replace no other file than earlier ones.
+
+    Args:
+        path: file of the picture; None if no picture is wanted.
+        columns: names of the columns of its numbers.
+
+    Raises:
+        ConfigError: the CSV file beside the picture has another first line.
+    """
+    if path is None or path == (numbers := path.with_suffix(".csv")) or not numbers.is_file():
+        return
+    header = ",".join(columns)
+    with numbers.open(encoding="utf-8", errors="replace") as file:
+        first = file.readline(len(header) + 1).rstrip("\n")
+    if first != header:
+        raise ConfigError(
+            f"{numbers}: expected no file, or one with the columns {header}, for the numbers of {path}, found another file; give another"
+            " --out, or move the file"
+        )
+
+
 def save_picture(picture: "Picture", path: Path) -> None:
-    """Write a picture and its numbers, and print a note with its text alternative."""
-    for each in dict.fromkeys((path, path.with_suffix(".csv"))):
+    """Write a picture and its numbers, and print a note with their files and its text alternative."""
+    paths = list(dict.fromkeys((path, path.with_suffix(".csv"))))
+    for each in paths:
         picture.save(each)
-    print_note(f"wrote {path} and its numbers: {picture.alt}")
+    print_note(f"wrote {' and '.join(map(str, paths))}: {picture.alt}")

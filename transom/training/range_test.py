@@ -90,8 +90,11 @@ def learning_rates(start: float, end: float, steps: int) -> list[float]:
     Raises:
         ConfigError: the rates do not grow, or are not numbers above 0.
     """
-    if not (0 < start < end < math.inf):
-        raise ConfigError(f"--from: expected a learning rate above 0 and below --to = {end:g}, found {start:g}; change one of them")
+    for option, rate in (("--from", start), ("--to", end)):
+        if not 0 < rate < math.inf:
+            raise ConfigError(f"{option}: expected a finite learning rate above 0, found {rate:g}; change it")
+    if start >= end:
+        raise ConfigError(f"--from: expected a learning rate below --to = {end:g}, found {start:g}; change one of them")
     return [start * (end / start) ** (step / (steps - 1)) for step in range(steps)]
 
 

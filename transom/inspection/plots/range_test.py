@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+COLUMNS = ("learning rate", "loss", "smoothed loss")
+"""Columns of the numbers of the picture."""
+
+
 def range_test_picture(found: RangeTest, name: str) -> Picture:
     """Draw the loss of each step and its moving average over the logarithm of the learning rate, with the suggestion.
 
@@ -39,5 +43,4 @@ def range_test_picture(found: RangeTest, name: str) -> Picture:
         f" fastest at {steepest.learning_rate:.2g} and is lowest at {lowest.learning_rate:.2g}, where it is {lowest.smoothed:.3f}; the"
         f" suggested rate is {found.suggestion:g}."
     )
-    columns = ("learning rate", "loss", "smoothed loss")
-    return Picture(f"Learning-rate range test of {name}", alt, columns, [tuple(point) for point in found.points], draw, (6.4, 4.2))
+    return Picture(f"Learning-rate range test of {name}", alt, COLUMNS, [tuple(point) for point in found.points], draw, (6.4, 4.2))
