@@ -9,6 +9,8 @@ from transom.checkpoints.output_paths import check_output_file
 from transom.cli.options import RecipeArgument, SetOption, WithDataOptions
 from transom.cli.output import JsonOption, print_note, print_result
 from transom.config.arguments import Files, file_overrides
+from transom.errors import ConfigError
+from transom.files.atomic_io import check_writable
 from transom.tasks.signals import defer_signals
 
 EXAMPLES = """
@@ -37,16 +39,28 @@ def profile(
     """Print the time of a training step by part and component, its FLOPs, operators and memory, and what to change.
 
     The steps start from fresh weights on the recipe's data, in one process; the first ones are not counted. Each batch is taken twice,
-    without and with PyTorch's profiler, whose own time is printed. The parts add up to the time of a step with it. No run folder is
-    written.
+    without and with PyTorch's profiler, whose own time is printed. The parts add up to the time of a step with it. Passes that
+    training.compile compiles are one component. No run folder is written.
     """
-    check_output_file(trace, [Path(recipe)])
+    if trace is not None:
+        if not trace.name:
+            raise ConfigError("--trace: expected the name of a file, found none; give one, such as --trace steps.json")
+        check_output_file(trace, [Path(recipe)])
+        check_writable(trace)
     with defer_signals():
         from transom.cli.profile_table import profile_lines
         from transom.config.model_overrides import load_training_recipe
-        from transom.tasks.profile import profile_recipe
+        from transom.tasks.profile import fresh_bench
+        from transom.tasks.progress import show_progress
+        from transom.training.step_profile import profile_steps
 
     all_overrides = [*file_overrides(recipe, overrides or [], files), *(overrides or [])]
     loaded, base, own = load_training_recipe(recipe, all_overrides)
-    found = profile_recipe(loaded, base, recipe, steps, trace, (lambda _: None) if as_json else print_note, own)
-    print_result(found.to_json(), as_json, profile_lines(found, loaded.UNIT))
+    notify = (lambda _: None) if as_json else print_note
+    with fresh_bench(loaded, base, recipe, notify, own) as bench:
+        with show_progress("steps", quiet=as_json) as progress:
+            found = profile_steps(bench, steps, progress)
+        print_result(found.to_json(), as_json, profile_lines(found, loaded.UNIT))
+        if trace is not None:
+            bench.write_trace(trace)
+            print_note(f"wrote {trace}")

@@ -26,11 +26,13 @@ def _parts(found: StepProfile, unit: str) -> list[str]:
     rows = [["", "ms", "share"]]
     rows += [[name, _milliseconds(seconds), format_percent(seconds / whole, 1)] for name, seconds in found.parts.items()]
     rate = describe_rate(found.utilization * found.peak_flops, found.peak_flops)
+    threads = f"{found.threads} thread{'s' * (found.threads != 1)}"
+    of = f"median of {found.steps:,} steps" if found.steps > 1 else "one step"
     return [
-        f"{found.name}: a step takes {_milliseconds(found.seconds)} ms in {found.precision} with {found.threads} threads, mean of"
-        f" {found.steps:,} steps of {found.tokens:,.0f} {unit}",
+        f"{found.name}: a step takes {_milliseconds(found.seconds)} ms in {found.precision} with {threads}, {of} of"
+        f" {found.tokens:,.0f} {unit}",
         f"matrix products: {found.flops:.3g} FLOPs per step, {rate}",
-        f"the profiler adds {found.overhead:+.1%} to a step; the times below include it",
+        f"the profiler adds {found.overhead:+.1%}; the times below are those of a step with it, {_milliseconds(whole)} ms",
         *_table([*rows, ["sum", _milliseconds(whole), ""]]),
     ]
 
@@ -54,17 +56,20 @@ def _operators(found: StepProfile) -> list[str]:
 
 def _memory(found: StepProfile) -> list[str]:
     used, plan = found.memory, found.memory.predicted
+    average = [["averaged weights", format_bytes(used.average), format_bytes(plan.average)]] if used.average or plan.average else []
     rows = [
         ["memory of the first steps", "used", "transom plan"],
         ["weights, and a copy for validation", format_bytes(used.weights), format_bytes(plan.weights + plan.validation_copy)],
         ["gradients", format_bytes(used.gradients), format_bytes(plan.gradients)],
         ["optimizer state", format_bytes(used.optimizer), format_bytes(plan.optimizer)],
-        ["data, and what else was loaded", format_bytes(used.data), format_bytes(plan.average)],
+        *average,
         [
             "activations, buffers and libraries",
             format_bytes(used.activations),
             format_bytes(plan.activations + plan.workspace + plan.libraries),
         ],
-        ["peak", format_bytes(used.peak), format_bytes(plan.total)],
+        ["sum without data", format_bytes(used.peak - used.data), format_bytes(plan.total)],
+        ["data, and what else was loaded, not planned", format_bytes(used.data), "-"],
+        ["peak", format_bytes(used.peak), "-"],
     ]
     return _table(rows)

@@ -117,6 +117,19 @@ def write_stream(path: Path, produce: Callable[[BinaryIO], None]) -> None:
     sync_folder(path.parent)
 
 
+def check_writable(path: Path) -> None:
+    """Check that ``write_file`` can write to ``path`` now, by a new file beside it, which is removed at once.
+
+    Raises:
+        DiskError: the file could not be written.
+    """
+    _check_regular_target(path)
+    partial = _partial_path(path)
+    with convert_disk_errors(path):
+        partial.open("xb").close()
+        partial.unlink()
+
+
 def write_folder(path: Path, files: Mapping[str, Content]) -> None:
     """Write a folder with ``files`` and their manifest to ``path`` atomically and durably, as ``new_folder``.
 

@@ -1,7 +1,8 @@
 """Profile the training steps of a recipe of any task, without a run folder."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from transom.checkpoints.run_folder import RunFolder
@@ -10,30 +11,27 @@ from transom.config.parallel import ParallelConfig
 from transom.config.recipe import Recipe
 from transom.planning.process_state import environment_defaults, preserved_process_state
 from transom.tasks.task import build_training_setup
-from transom.training.step_profile import StepProfile, profile_steps
+from transom.training.step_profile import WARM_UP_STEPS, StepBench
 
 QUIET_PROFILER = {"KINETO_LOG_LEVEL": "99"}
 """Level from which PyTorch's profiler prints lines of its own to standard error; it reads the variable when it first starts."""
 
 
-def profile_recipe(
+@contextmanager
+def fresh_bench(
     recipe: Recipe,
     base: Path,
     name: str,
-    steps: int,
-    trace: Path | None = None,
     notify: Callable[[str], None] = lambda _: None,
     user_overrides: UserOverrides = NO_OVERRIDES,
-) -> StepProfile:
-    """Read the data of a recipe, take training steps from fresh weights in one process, and measure them.
+) -> Iterator[StepBench]:
+    """Read the data of a recipe, take the first training steps from fresh weights in one process, and yield what takes further ones.
 
     Args:
         recipe: the recipe; its layout is not used.
         base: folder to which a relative ``data.root`` refers.
         name: name of the recipe, to display.
-        steps: number of measured steps.
-        trace: file to which a trace of two further steps is written; None for none.
-        notify: called with a short description of each stage.
+        notify: called with a short description of each stage, and with the notes on the run that training prints.
         user_overrides: fields set by the user.
 
     Raises:
@@ -48,4 +46,8 @@ def profile_recipe(
         environment_defaults(QUIET_PROFILER),
         RunFolder.create(Path(folder) / "run") as run,
     ):
-        return profile_steps(build_training_setup(recipe, base, run, notify, user_overrides), name, steps, trace, notify)
+        setup = build_training_setup(recipe, base, run, lambda what: notify(f"{what} ..."), user_overrides)
+        for note in setup.notes:
+            notify(note)
+        notify(f"warming up: {WARM_UP_STEPS} steps ...")
+        yield StepBench(setup, name)

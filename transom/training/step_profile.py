@@ -28,6 +28,7 @@ from transom.training.rank_state import RankState
 from transom.training.setup import TrainingSetup
 from transom.training.step_ranges import (
     ATTENTION,
+    COMPILED,
     COMPONENTS,
     CONVOLUTIONS,
     EMBEDDING,
@@ -51,6 +52,9 @@ WARM_UP_STEPS = 3
 
 TRACED_STEPS = 2
 """Steps of a trace."""
+
+Progress = Callable[[int, int], None]
+"""Called with the number of steps done and their total number."""
 
 N_OPERATORS = 10
 """Operators that are listed."""
@@ -86,11 +90,12 @@ class MemoryUse:
     """Memory of the first steps in bytes, above that before data and model were loaded.
 
     Attributes:
-        peak: largest number of bytes at once, at least the sum of the four below.
+        peak: largest number of bytes at once, at least the sum of the five below.
         weights: the weights, and the copy that validates.
         gradients: gradients of the trained weights.
         optimizer: state of the optimizer.
-        data: training data, averaged weights and what else is there before the first step.
+        average: averaged weights.
+        data: training data and what else is there before the first step, which ``transom plan`` does not predict.
         activations: the rest: activations, buffers and libraries.
         predicted: bytes that ``transom plan`` predicts.
     """
@@ -99,6 +104,7 @@ class MemoryUse:
     weights: int
     gradients: int
     optimizer: int
+    average: int
     data: int
     activations: int
     predicted: TrainingBytes
@@ -106,7 +112,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class StepProfile:
-    """The budget of a training step, as means over the measured steps.
+    """The budget of a training step. Its time is a median over the measured steps, its FLOPs and tokens are means.
 
     Attributes:
         name: name of the recipe.
@@ -114,11 +120,10 @@ class StepProfile:
         precision: dtype of the matrix products.
         threads: number of threads.
         tokens: target tokens per step, or the unit of the task.
-        seconds: seconds of a step without the profiler.
-        overhead: what the profiler adds, as a fraction of ``seconds``; the steps were the same.
-        parts: seconds by part, with the profiler; they add up to the step.
-        components: times of the forward and backward pass by component.
-        operators: operators with the most time.
+        seconds: seconds of a step without the profiler, and of waiting for its data.
+        parts: seconds by part of a step with the profiler, whose median they add up to.
+        components: times of the forward and backward pass by component, as part of ``parts``.
+        operators: operators with the most time, likewise.
         flops: FLOPs of matrix products of a step.
         peak_flops: measured peak rate of this dtype in FLOP/s.
         memory: memory of a step.
@@ -131,7 +136,6 @@ class StepProfile:
     threads: int
     tokens: float
     seconds: float
-    overhead: float
     parts: dict[str, float]
     components: dict[str, ComponentTime]
     operators: tuple[Operator, ...]
@@ -146,9 +150,14 @@ class StepProfile:
         return sum(self.parts.values())
 
     @property
+    def overhead(self) -> float:
+        """Time that the profiler adds, as a fraction of ``seconds``; the steps were the same."""
+        return self.profiled_seconds / self.seconds - 1
+
+    @property
     def utilization(self) -> float:
         """Share of the peak rate that a step reaches, as ``matmul_utilization`` of metrics.jsonl: without the profiler."""
-        return self.flops / (self.seconds + self.parts[WAITING]) / self.peak_flops
+        return self.flops / self.seconds / self.peak_flops
 
     def to_json(self) -> dict[str, Any]:
         """Return the profile as JSON-serializable data."""
@@ -158,7 +167,7 @@ class StepProfile:
         }
         memory = asdict(self.memory) | {"predicted": asdict(self.memory.predicted) | {"total": self.memory.predicted.total}}
         operators = [each._asdict() for each in self.operators]
-        sums = {"profiled_seconds": self.profiled_seconds, "matmul_utilization": self.utilization}
+        sums = {"profiled_seconds": self.profiled_seconds, "overhead": self.overhead, "matmul_utilization": self.utilization}
         return asdict(self) | {"components": components, "operators": operators, "memory": memory} | sums
 
     def utilization_of(self, component: str) -> float | None:
@@ -167,65 +176,53 @@ class StepProfile:
         return each.flops / each.seconds / self.peak_flops if each.flops and each.seconds else None
 
 
-def profile_steps(
-    setup: TrainingSetup, name: str, steps: int, trace: Path | None = None, notify: Callable[[str], None] = lambda _: None
-) -> StepProfile:
-    """Take training steps from fresh weights in this process, and measure them.
+def profile_steps(bench: "StepBench", steps: int, progress: Progress = lambda done, total: None) -> StepProfile:
+    """Measure training steps.
 
-    Each batch is taken twice, without and with the profiler, so that what the profiler adds is known.
+    Each batch is taken twice, without and with the profiler, so that what the profiler adds is known. Times of parts are means over the
+    steps with the profiler, scaled so that they add up to the median of these steps.
 
     Args:
-        setup: a new run, with one process.
-        name: name of the recipe, to display.
+        bench: takes the steps.
         steps: number of measured steps.
-        trace: file to which a trace of further steps is written; None for none.
-        notify: called with a short description of each stage.
+        progress: called after each step.
     """
-    bench = _Bench(setup)
-    notify(f"warming up: {WARM_UP_STEPS} steps")
-    for _ in range(WARM_UP_STEPS):
-        bench.step(bench.next_batch())
-    memory, times, waits, plain, profiled, flops = bench.memory(name), StepTimes.empty(), 0.0, list[float](), list[float](), 0.0
+    setup, memory, times = bench.setup, bench.memory(), StepTimes.empty()
+    waits, plain, profiled, flops = list[float](), list[float](), list[float](), list[float]()
     counted, n_tokens = Counter[str](), 0
     for i in range(steps):
-        notify(f"step {i + 1:,} of {steps:,}")
         start = time.perf_counter()
         micro_batches = bench.next_batch()
-        waits += time.perf_counter() - start
+        waits.append(time.perf_counter() - start)
         for with_profiler in (False, True) if i % 2 else (True, False):  # the second step finds the kernels that the first has built
             if with_profiler:
-                profiled.append(bench.profiled(micro_batches, times))
+                profiled.append(waits[i] + bench.profiled(micro_batches, times))
             else:
-                plain.append(bench.timed(micro_batches))
-        flops, n_tokens = flops + bench.flops, n_tokens + bench.n_tokens
+                plain.append(waits[i] + bench.timed(micro_batches))
+        flops.append(bench.flops)
+        n_tokens += bench.n_tokens
+        compiled = bool(times.forward[COMPILED])
         for micro_batch in micro_batches:
-            counted.update(component_flops(setup.recipe.model, micro_batch, setup.task.flops(micro_batch)))
-    if trace is not None:
-        notify(f"writing {trace}")
-        bench.write_trace(trace)
-    total = max(sum(counted.values()), 1)
-    known = {name: times.parts[name] / steps for name in PARTS.values()}
-    parts = known | {WAITING: waits / steps, REST: sum(profiled) / steps - sum(known.values())}
+            counted.update(component_flops(setup.recipe.model, micro_batch, setup.task.flops(micro_batch), compiled))
+        progress(i + 1, steps)
+    scale, mean_flops, total = median(profiled) / sum(profiled), sum(flops) / steps, max(sum(counted.values()), 1)
+    parts = {name: scale * times.parts[name] for name in PARTS.values()} | {WAITING: scale * sum(waits)}
     components = {
-        each: ComponentTime(times.forward[each] / steps, times.backward[each] / steps, flops / steps * counted[each] / total)
+        each: ComponentTime(scale * times.forward[each], scale * times.backward[each], mean_flops * counted[each] / total)
         for each in COMPONENTS
         if times.forward[each] + times.backward[each]
     }
-    operators = tuple(Operator(each.name, each.seconds / steps, round(each.calls / steps)) for each in times.top_operators(N_OPERATORS))
-    seconds = sum(plain) / steps
-    overhead = median(b / a for a, b in zip(plain, profiled, strict=True)) - 1
     found = StepProfile(
-        name,
+        bench.name,
         steps,
         setup.precision.name,
         torch.get_num_threads(),
         n_tokens / steps,
-        seconds,
-        overhead,
-        parts,
+        median(plain),
+        parts | {REST: median(profiled) - sum(parts.values())},
         components,
-        operators,
-        flops / steps,
+        tuple(Operator(each.name, scale * each.seconds, round(each.calls / steps)) for each in times.top_operators(N_OPERATORS)),
+        mean_flops,
         setup.peak,
         memory,
     )
@@ -255,13 +252,14 @@ def list_advice(found: StepProfile, batch: str = "training.batch_tokens") -> lis
     return advice
 
 
-def component_flops(config: ModelConfig, batch: Any, total: float) -> dict[str, float]:
+def component_flops(config: ModelConfig, batch: Any, total: float, compiled: bool = False) -> dict[str, float]:
     """Divide the FLOPs of a batch among the components; what no other has belongs to the output, whose logits a task counts itself.
 
     Args:
         config: model configuration.
         batch: the batch.
         total: FLOPs of the forward and backward pass over it, as the task counts them.
+        compiled: whether all components but the output are one, ``COMPILED``.
     """
     first = getattr(batch, "source", None)
     second = getattr(batch, "decoder_input", None) if first is None or hasattr(batch, "decoder_input") else getattr(batch, "target", None)
@@ -275,6 +273,8 @@ def component_flops(config: ModelConfig, batch: Any, total: float) -> dict[str, 
             if (component := _component_of_part(config, part)) != OUTPUT:
                 found[component] += flops
     counted = {component: 3.0 * flops for component, flops in found.items() if flops > 0}
+    if compiled:
+        counted = {COMPILED: sum(counted.values())}
     return counted | {OUTPUT: max(total - sum(counted.values()), 0.0)}
 
 
@@ -290,16 +290,25 @@ def _component_of_part(config: ModelConfig, part: str) -> str:
     return {"attn": PROJECTIONS, "cross": PROJECTIONS, "ff": FEED_FORWARD}.get(layer, NORMS)
 
 
-class _Bench:
-    """Takes the steps of a run."""
+class StepBench:
+    """Takes the steps of a run from fresh weights in this process; the first ones when it is made."""
 
-    def __init__(self, setup: TrainingSetup) -> None:
+    def __init__(self, setup: TrainingSetup, name: str) -> None:
+        """Warm up.
+
+        Args:
+            setup: a new run, with one process.
+            name: name of the recipe, to display.
+        """
+        self.name = name
         self.setup, self.device, self.flops, self.n_tokens = setup, setup.model.device, 0.0, 0
         setup.model.train()
         ranks = Ranks(SINGLE_PROCESS, ParallelConfig(), self.device)
         self.rank = RankState(setup.recipe, setup.model, setup.task, setup.precision.dtype, ranks, setup.folder.checkpoints)
         self._before = used_memory(self.device)
         self._batches: Iterator[tuple[int, Sequence[Any]]] = setup.task.loader.batches_from(0)
+        for _ in range(WARM_UP_STEPS):
+            self.step(self.next_batch())
 
     def next_batch(self) -> Sequence[Any]:
         """Return the micro-batches of the next batch."""
@@ -334,19 +343,21 @@ class _Bench:
         gpu = [ProfilerActivity.CUDA] if self.device.type == "cuda" else []
         return profile(activities=[ProfilerActivity.CPU, *gpu], acc_events=True)
 
-    def memory(self, name: str) -> MemoryUse:
+    def memory(self) -> MemoryUse:
         """Return the memory of the steps so far."""
         setup, room = self.setup, self.rank.freed.room
         measured = (peak_memory(self.device) if room is None else room.needed) - setup.memory_before
         weights = 2 * sum(p.numel() * p.element_size() for p in setup.model.parameters())
         gradients = sum(FLOAT32 * p.numel() for p in setup.model.parameters() if p.requires_grad)
+        averager = self.rank.averager
+        average = sum(x.numel() * x.element_size() for each in (averager.ema, *averager.snapshots.values()) for x in each.values())
         state = [x for each in self.rank.optimizer.state.values() for x in each.values() if isinstance(x, torch.Tensor)]
         optimizer = sum(x.numel() * x.element_size() for x in state)
         data = max(self._before - setup.memory_before - weights, 0)
-        predicted = plan_run(name, setup.recipe.model, setup.recipe.training).memory
-        tensors = weights + gradients + optimizer + data
+        predicted = plan_run(self.name, setup.recipe.model, setup.recipe.training).memory
+        tensors = weights + gradients + optimizer + average + data
         peak = max(measured, tensors)  # a process that freed memory before, and takes from that, grows by less than it allocates
-        return MemoryUse(peak, weights, gradients, optimizer, data, peak - tensors, predicted)
+        return MemoryUse(peak, weights, gradients, optimizer, average, data, peak - tensors, predicted)
 
     def write_trace(self, path: Path) -> None:
         """Write a trace of some steps, for chrome://tracing or Perfetto, atomically and durably."""

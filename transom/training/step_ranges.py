@@ -8,6 +8,7 @@ once, since only the time that an event spends outside the events within it is a
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import isfunction
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -32,9 +33,9 @@ PARTS = {"_forward": FORWARD, "_backward": BACKWARD, "_reduce_and_clip_gradients
 
 EMBEDDING, PROJECTIONS, ATTENTION, FEED_FORWARD = "embedding", "attention projections", "attention", "feed-forward"
 NORMS, OUTPUT, RECURRENT, CONVOLUTIONS = "norms and residuals", "output projection and loss", "recurrent layers", "convolutions"
-OTHER = "masks and positions"
-COMPONENTS = (EMBEDDING, PROJECTIONS, ATTENTION, FEED_FORWARD, NORMS, RECURRENT, CONVOLUTIONS, OTHER, OUTPUT)
-"""Components in the order in which they are printed."""
+OTHER, COMPILED = "masks and positions", "compiled passes"
+COMPONENTS = (COMPILED, EMBEDDING, PROJECTIONS, ATTENTION, FEED_FORWARD, NORMS, RECURRENT, CONVOLUTIONS, OTHER, OUTPUT)
+"""Components in the order in which they are printed. Compiled passes are one, because a graph has no modules."""
 
 STEP = "step"
 _PREFIX = "transom: "
@@ -86,10 +87,12 @@ def list_components(model: nn.Module) -> list[tuple[nn.Module, str]]:
 @contextmanager
 def step_ranges(train_step: TrainStep) -> Iterator[None]:
     """Enter ranges around the parts of a step and the components of its model within the block."""
-    handles = [handle for module, component in list_components(train_step.model) for handle in _watch(module, component)]
+    compiled = isfunction(vars(train_step.model).get("logit_factors"))  # a method, where compilation was given up
+    components = [] if compiled else list_components(train_step.model)
+    handles = [handle for module, component in components for handle in _watch(module, component)]
     methods: list[tuple[Any, str, str]] = [(train_step, method, part) for method, part in PARTS.items()]
     recurrent = any(isinstance(module, RecurrentStack) for module in train_step.model.modules())  # some layers have no forward hooks
-    methods.append((train_step.model, "logit_factors", _COMPONENT + (RECURRENT if recurrent else OTHER)))
+    methods.append((train_step.model, "logit_factors", _COMPONENT + (COMPILED if compiled else RECURRENT if recurrent else OTHER)))
     before = [(vars(owner), method, vars(owner).get(method)) for owner, method, _ in methods]
     for owner, method, name in methods:
         vars(owner)[method] = _within(getattr(owner, method), name)
