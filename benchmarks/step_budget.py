@@ -2,9 +2,10 @@
 
     python -m benchmarks.step_budget [--only gpt2 gpt-384 llama bert vit] [--no-compile] [--quick] [--rounds N] [--out FILE]
 
-The limits are the matrix products at the measured peak rate, and the least traffic of the optimizer at the measured bandwidth. Times are
-those that PyTorch's profiler attributes to an operation itself, without the operations that it calls. A graph compiled by `torch.compile`
-runs its fused element-wise loops under one name. All systems are profiled in turn, each in a process of its own.
+The limits are the matrix products at the measured peak rate, and the least traffic of the optimizer at the measured bandwidth. A step, and
+its share of the peak rate, are timed without the profiler, which slows down steps of many small operations. The parts are those of a step
+with it: times that PyTorch's profiler attributes to an operation itself, without the operations that it calls. A graph compiled by
+`torch.compile` runs its fused element-wise loops under one name. All systems are measured in turn, each in a process of its own.
 """
 
 import argparse
@@ -12,15 +13,17 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.families import Family, families, transformers_workloads, transom_workloads
-from benchmarks.measure import describe_environment, write_result
+from benchmarks.measure import describe_environment, timed, write_result
 from benchmarks.translation import Row, print_table, start_workers
 from transom.planning.hardware import PeakRates, measure_peak
 from transom.planning.parameters import count_parameters
@@ -53,9 +56,31 @@ def kind_of(operation: str) -> str:
     return next((kind for kind, parts in KINDS if any(part in operation for part in parts)), "element-wise")
 
 
-def profiled(step: Callable[[], Any], rounds: int) -> dict[str, float]:
-    """Return the seconds of a step by kind of operation: the mean of ``rounds`` profiled steps, after one that is not."""
+@dataclass(frozen=True)
+class StepBudget:
+    """Seconds of a training step.
+
+    Attributes:
+        seconds: without the profiler, as a median.
+        profiled_seconds: with the profiler, as a mean; the sum of ``parts``.
+        parts: with the profiler, by kind of operation.
+    """
+
+    seconds: float
+    profiled_seconds: float
+    parts: dict[str, float]
+
+
+def measure_step(step: Callable[[], Any], rounds: int) -> StepBudget:
+    """Time ``rounds`` steps, and as many with the profiler, after one that is not counted."""
     step()
+    seconds = median(timed(step)() for _ in range(rounds))
+    parts = profiled(step, rounds)
+    return StepBudget(seconds, sum(parts.values()), parts)
+
+
+def profiled(step: Callable[[], Any], rounds: int) -> dict[str, float]:
+    """Return the seconds of a step by kind of operation: the mean of ``rounds`` profiled steps."""
     with profile(activities=[ProfilerActivity.CPU]) as found:
         for _ in range(rounds):
             with torch.profiler.record_function("whole step"):
@@ -68,37 +93,46 @@ def profiled(step: Callable[[], Any], rounds: int) -> dict[str, float]:
     return dict(seconds)
 
 
-def budget_workloads(system: str, family: Family, rounds: int, compiled: bool) -> dict[str, Callable[[], dict[str, float]]]:
-    """Return by mode a call that profiles training steps of a system, "transom" or "transformers"."""
+def budget_workloads(system: str, family: Family, rounds: int, compiled: bool) -> dict[str, Callable[[], StepBudget]]:
+    """Return by mode a call that measures training steps of a system, "transom" or "transformers"."""
     workloads = transom_workloads(family) if system == "transom" else transformers_workloads(family, compiled)
-    return {mode: lambda step=step: profiled(step, rounds) for (name, mode), step in workloads.items() if name == "training"}  # type: ignore[misc]
+    return {mode: lambda step=step: measure_step(step, rounds) for (name, mode), step in workloads.items() if name == "training"}  # type: ignore[misc]
 
 
-def budget_table(family: Family, rounds: int, threads: int, compiled: bool, peak: PeakRates) -> list[Row]:
-    """Profile the systems of a family; return milliseconds per step by kind of operation, a column per system and mode."""
+def measure_family(family: Family, rounds: int, threads: int, compiled: bool) -> dict[str, StepBudget]:
+    """Measure a training step of each system and mode of a family, in turn."""
     systems = {name: ("benchmarks.step_budget", "budget_workloads", name, family, rounds, compiled) for name in ("transom", "transformers")}
     with start_workers(systems, threads) as calls:
-        found = {f"{system} {mode}": call()[1] for (system, mode), call in calls.items()}
+        return {f"{system} {mode}": call()[1] for (system, mode), call in calls.items()}
+
+
+STEP, PROFILED_STEP, SHARE = "whole step", "sum, with the profiler", "share of the peak rate"
+"""Rows of a table. The share is that of ``STEP``."""
+
+
+def budget_table(family: Family, found: Mapping[str, StepBudget], peak: PeakRates) -> list[Row]:
+    """Print and return milliseconds per step by kind of operation, a column per system and mode."""
     kinds = [kind for kind, _ in KINDS] + ["element-wise", OUTSIDE]
-    rows: list[Row] = [
-        {"milliseconds per step": kind} | {name: round(1e3 * each.get(kind, 0.0), 1) for name, each in found.items()} for kind in kinds
-    ]
-    whole = {name: sum(each.values()) for name, each in found.items()}
-    rows.append({"milliseconds per step": "whole step"} | {name: round(1e3 * seconds, 1) for name, seconds in whole.items()})
     rates = {name: peak.flops[torch.float32 if "fp32" in name else torch.bfloat16] for name in found}
-    rows.append(
-        {"milliseconds per step": "limit: products at the peak rate"}
-        | {name: round(1e3 * family.flops.training / rate, 1) for name, rate in rates.items()}
-    )
-    optimizer = 1e3 * count_parameters(family.config).total * ADAM_BYTES / peak.bandwidth
-    rows.append({"milliseconds per step": "limit: traffic of the optimizer"} | dict.fromkeys(found, round(optimizer, 1)))
-    share = {name: f"{family.flops.training / seconds / rates[name]:.0%}" for name, seconds in whole.items()}
-    rows.append({"milliseconds per step": "share of the peak rate"} | share)
-    return print_table(f"{family.name}: a training step", rows)
+    rows: dict[str, dict[str, Any]] = {
+        **{kind: {name: _milliseconds(each.parts.get(kind, 0.0)) for name, each in found.items()} for kind in kinds},
+        PROFILED_STEP: {name: _milliseconds(each.profiled_seconds) for name, each in found.items()},
+        STEP: {name: _milliseconds(each.seconds) for name, each in found.items()},
+        "limit: products at the peak rate": {name: _milliseconds(family.flops.training / rate) for name, rate in rates.items()},
+        "limit: traffic of the optimizer": dict.fromkeys(
+            found, _milliseconds(count_parameters(family.config).total * ADAM_BYTES / peak.bandwidth)
+        ),
+        SHARE: {name: f"{family.flops.training / each.seconds / rates[name]:.0%}" for name, each in found.items()},
+    }
+    return print_table(f"{family.name}: a training step", [{"milliseconds per step": label} | row for label, row in rows.items()])
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(1e3 * seconds, 1)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Profile the selected families, print their tables and write the results as JSON."""
+    """Measure the selected families, print their tables and write the results as JSON."""
     args = _parser().parse_args(arguments)
     threads, peak = choose_threads().count, measure_peak()
     torch.set_num_threads(threads)
@@ -106,7 +140,11 @@ def main(arguments: list[str] | None = None) -> None:
     print(json.dumps(environment, indent=1))
     chosen = [family for family in families(args.quick) if family.name in (args.only or TRAINED)]
     result: dict[str, Any] = {"facts": environment}
-    result["families"] = {family.name: budget_table(family, args.rounds, threads, not args.no_compile, peak) for family in chosen}
+    result["steps"], result["families"] = {}, {}
+    for family in chosen:
+        found = measure_family(family, args.rounds, threads, not args.no_compile)
+        result["steps"][family.name] = {name: asdict(each) for name, each in found.items()}
+        result["families"][family.name] = budget_table(family, found, peak)
     result["load_after"] = round(os.getloadavg()[0], 2)
     write_result(args.out, result)
 
@@ -117,10 +155,10 @@ TRAINED = [family.name for family in families(quick=True) if family.trains]
 def _parser() -> argparse.ArgumentParser:
     form = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step_budget", description=__doc__, formatter_class=form)
-    parser.add_argument("--only", nargs="+", choices=TRAINED, help="families to profile (default: all)")
+    parser.add_argument("--only", nargs="+", choices=TRAINED, help="families to measure (default: all)")
     parser.add_argument("--no-compile", action="store_true", help="skip the torch.compile modes")
     parser.add_argument("--quick", action="store_true", help="check that everything runs, with tiny shapes and meaningless figures")
-    parser.add_argument("--rounds", type=int, default=3, help="profiled steps per system")
+    parser.add_argument("--rounds", type=int, default=3, help="timed steps per system, and profiled ones")
     parser.add_argument("--out", type=Path, help="JSON file to write the results to")
     return parser
 

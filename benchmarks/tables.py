@@ -210,7 +210,10 @@ def family_tables(result: dict[str, Any]) -> str:
 
 
 def budget_tables(result: dict[str, Any]) -> str:
-    """Return the tables of where a training step spends its time, one per family."""
+    """Return the tables of where a training step spends its time, one per family.
+
+    Results without ``steps`` are from before steps were timed without the profiler.
+    """
     facts = result["facts"]
     peak = ", ".join(f"{name} {rate:,} GFLOP/s" for name, rate in facts["matmul_gflops"].items())
     caption = (
@@ -218,6 +221,8 @@ def budget_tables(result: dict[str, Any]) -> str:
         f" torch {facts['versions']['torch']}, transformers {facts['versions']['transformers']}; `{facts['command']}`."
         f" Measured peak: {peak}; memory bandwidth (read) {facts['read_gbytes']} GB/s."
     )
+    if "steps" not in result:
+        caption += " Whole steps, and their shares of the peak rate, were timed with the profiler."
     instructions = facts["processor"].split(": ")[1]
     tables = (f"#### {family}\n\n{_markdown_table(rows)}" for family, rows in result["families"].items())
     return "\n".join([f"### Where a training step spends its time: {instructions}\n\n{caption}\n", *tables])

@@ -1,14 +1,17 @@
 """The budget of a training step: every operation has a kind, the parts add up to the whole, and the results become tables."""
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import step_budget, tables
 from benchmarks.families import families
-from benchmarks.step_budget import OUTSIDE, budget_workloads, kind_of, profiled
+from benchmarks.step_budget import OUTSIDE, StepBudget, budget_table, budget_workloads, kind_of, measure_step, profiled
+from transom.planning.hardware import PeakRates
 
 TINY = {family.name: family for family in families(quick=True)}
 
@@ -40,11 +43,49 @@ def test_times_are_those_of_the_operations() -> None:
     assert seconds["products with weights"] > 0.8 * sum(seconds.values())
 
 
+def test_steps_are_timed_without_the_profiler_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the profiler adds does not count."""
+    adding = list[bool]()
+    real = step_budget.profiled
+
+    def slower(step: Any, rounds: int) -> dict[str, float]:
+        adding.append(True)
+        return real(step, rounds)
+
+    def step() -> None:
+        end = time.perf_counter() + (0.05 if adding else 0.01)
+        while time.perf_counter() < end:
+            pass
+
+    monkeypatch.setattr(step_budget, "profiled", slower)
+    found = measure_step(step, 3)
+    assert 0.01 <= found.seconds < found.profiled_seconds and found.profiled_seconds > 0.045
+
+
+def test_the_share_of_the_peak_is_that_of_steps_without_the_profiler(capsys: pytest.CaptureFixture[str]) -> None:
+    family, peak = TINY["bert"], PeakRates({torch.float32: 1e9}, 1e9)
+    seconds = family.flops.training / 1e9
+    rows = budget_table(family, {"transom fp32": StepBudget(2 * seconds, 4 * seconds, {"norms": 4 * seconds})}, peak)
+    found = {row["milliseconds per step"]: row["transom fp32"] for row in rows}
+    assert found["share of the peak rate"] == "50%" and found["whole step"] == round(2e3 * seconds, 1)
+    assert found["sum, with the profiler"] == found["norms"] == round(4e3 * seconds, 1) and "bert" in capsys.readouterr().out
+
+
+def test_results_from_before_say_that_steps_were_profiled() -> None:
+    facts = {"processor": "a: avx2", "matmul_gflops": {}, "versions": {"torch": "2", "transformers": "5"}}
+    facts |= dict.fromkeys(("date", "threads", "load_before", "command", "read_gbytes"), "1")
+    result = {"facts": facts, "families": {"bert": [{"milliseconds per step": "whole step", "transom fp32": 1.0}]}}
+    assert "were timed with the profiler." in tables.budget_tables(result)
+    assert "were timed with the profiler." not in tables.budget_tables(result | {"steps": {}})
+
+
 @pytest.mark.parametrize("family", ["gpt2", "vit"])
 @pytest.mark.parametrize("system", ["transom", "transformers"])
 def test_most_of_a_step_has_a_kind(system: str, family: str) -> None:
     for budget in budget_workloads(system, TINY[family], 1, compiled=False).values():
-        seconds = budget()
+        found = budget()
+        seconds = found.parts
+        assert found.seconds > 0 and found.profiled_seconds == pytest.approx(sum(seconds.values()))
         assert seconds["products with weights"] > 0 and seconds["optimizer and clipping"] > 0
         assert set(seconds) <= {kind for kind, _ in step_budget.KINDS} | {"element-wise", OUTSIDE}
         assert seconds.get("native kernels", 0) > 0 if system == "transom" else "native kernels" not in seconds
@@ -54,7 +95,9 @@ def test_most_of_a_step_has_a_kind(system: str, family: str) -> None:
 def test_budgets_are_written_and_become_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "budget.json"
     step_budget.main(["--quick", "--no-compile", "--only", "bert", "--rounds", "1", "--out", str(out)])
-    rows = json.loads(out.read_text())["families"]["bert"]
+    result = json.loads(out.read_text())
+    rows, step = result["families"]["bert"], result["steps"]["bert"]["transom fp32"]
+    assert step["seconds"] > 0 and step["profiled_seconds"] == pytest.approx(sum(step["parts"].values()))
     assert rows[-1]["milliseconds per step"] == "share of the peak rate" and "bert: a training step" in capsys.readouterr().out
     page = tables.budget_tables(json.loads(out.read_text()))
     assert "#### bert" in page and "| products with weights |" in page and "limit: products at the peak rate" in page
