@@ -59,6 +59,7 @@ def test_the_memory_of_a_fresh_process_is_about_the_planned_one() -> None:
     assert memory["activations"] > 0 and memory["peak"] == parts and 0.7 < parts / memory["predicted"]["total"] < 1.4
 
 
+@pytest.mark.long
 @pytest.mark.compile
 @pytest.mark.filterwarnings(TRACER, INDUCTOR)
 def test_compiled_passes_are_one_row_and_noted(transom: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,7 @@ def test_parts_and_components_add_up_in_every_family(name: str) -> None:
     assert "logit_factors" not in vars(train_step.model) and "_forward" not in vars(train_step)
 
 
+@pytest.mark.long
 @pytest.mark.compile
 @pytest.mark.filterwarnings(TRACER, INDUCTOR)
 def test_compiled_passes_are_one_component() -> None:
