@@ -1,4 +1,4 @@
-"""While a command imports, the collector stands aside and signals wait; both are back afterwards, whatever happens."""
+"""While a command imports, the collector stands aside and signals wait; both are back afterwards. No signal is lost."""
 
 import gc
 import signal
@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Trained
 from transom.cli.gc_imports import gc_frozen_imports
-from transom.tasks.signals import defer_signals
+from transom.tasks.signals import SignalExits, defer_signals
 
 
 def test_the_collector_stands_aside_and_comes_back() -> None:
@@ -87,3 +87,62 @@ def test_a_signal_that_comes_while_pytorch_is_imported_is_not_lost(
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, str(int(number)), *words], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
     assert not (tmp_path / "out").exists()
+
+
+LOST = """
+import gc, os, signal, sys, time, weakref
+from transom.cli import recipes
+from transom.cli.main import main
+
+number, place = int(sys.argv.pop(1)), sys.argv.pop(1)
+
+class Owner:
+    def __del__(self):
+        if place == "del":
+            os.kill(os.getpid(), number)
+
+def discard():
+    owner = Owner()
+    reference = weakref.ref(owner, lambda _: os.kill(os.getpid(), number)) if place != "del" else None
+    if place == "gc":
+        owner.owner = owner
+    del owner
+    gc.collect()
+
+def wrap():
+    try:
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+    except BaseException as error:
+        raise ValueError(f"Error building validator: {type(error).__name__}") from error
+
+def packaged_recipes():
+    if place == "wrapped":
+        wrap()
+    discard()
+    if place != "end":
+        time.sleep(60)
+    return {}
+
+recipes.packaged_recipes = packaged_recipes
+sys.exit(main(["recipes"]))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("place", ["weakref", "del", "gc", "end", "wrapped"])
+def test_a_signal_whose_exception_is_discarded_or_wrapped_ends_the_command(place: str, number: int, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", LOST, str(int(number)), place], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_an_exception_of_another_kind_is_still_reported() -> None:
+    before, told = sys.unraisablehook, list[object]()
+    sys.unraisablehook = lambda discarded: told.append(discarded.exc_value)
+    try:
+        with SignalExits():
+            owner = type("Owner", (), {"__del__": lambda self: [][1]})()
+            del owner
+    finally:
+        sys.unraisablehook = before
+    assert [type(error) for error in told] == [IndexError]

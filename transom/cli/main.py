@@ -4,7 +4,6 @@ import logging
 import os
 import re
 import shlex
-import signal
 import sys
 import tempfile
 import traceback
@@ -12,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 import typer
@@ -23,11 +21,12 @@ from transom import __version__
 from transom.cli.commands import command_line
 from transom.cli.output import one_line
 from transom.errors import TransomError
+from transom.tasks.signals import SignalExits
 
 COMPLETION_VARIABLE = "_TRANSOM_COMPLETE"
 """Environment variable by which a shell requests completions. ``transom --install-completion`` configures the shell to set it."""
 
-SUCCESS, INTERNAL_ERROR, USER_ERROR, INTERRUPTED, BROKEN_PIPE, TERMINATED = 0, 1, 2, 130, 141, 143
+SUCCESS, INTERNAL_ERROR, USER_ERROR, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 _LINE_BREAKS = re.compile(r"\s*\n\s*")
 _PARSER_WORDING = (
@@ -53,12 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         * 141: the program that reads the output closed its pipe.
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    before = signal.signal(signal.SIGTERM, _handle_sigterm)
     _configure_streams()
     try:
-        with _log_to_stderr():
+        with SignalExits(), _log_to_stderr():
             code = _run(argv)
-        sys.stdout.flush()
+            sys.stdout.flush()
     except TransomError as error:
         return _print_error(f"error: {error}", USER_ERROR)
     except TyperException as error:
@@ -85,8 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _print_error(f"error: {plugin}: {kind}; fix the plugin (traceback in {_save_traceback(argv)})", USER_ERROR)
         at = " or ".join(["transom", *(f"plugin {name}" for name in plugin_names())])
         return _print_error(f"internal error: {kind}; this is a bug in {at}, please report it with {_save_traceback(argv)}", INTERNAL_ERROR)
-    finally:
-        signal.signal(signal.SIGTERM, before)  # as the interpreter ends, an exception of the handler would be printed
     return code
 
 
@@ -179,7 +175,3 @@ def _save_traceback(arguments: Sequence[str]) -> str:
     except OSError:
         return f"this: {text}"
     return name
-
-
-def _handle_sigterm(_signal: int, _frame: FrameType | None) -> None:
-    raise SystemExit(TERMINATED)
