@@ -13,6 +13,7 @@ import pytest
 from tests.cli.conftest import Call, sets
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.recipe import load_recipe
+from transom.tasks import run_pages
 from transom.tasks import sweep as module
 from transom.tasks.sweep import Sweep
 from transom.training.metrics_window import TIMED
@@ -23,6 +24,9 @@ TINY = (
 )
 OVER = ["training.learning_rate=1e-4..1e-2", "model.dropout=0.0,0.1"]
 COMMAND = ["sweep", "copy", *(word for each in OVER for word in ("--over", each)), *sets(*TINY), "--runs", "4", "--steps", "9"]
+
+ONE = ["sweep", "copy", "--over", "model.dropout=0.1,0.2", *sets(*TINY), "--runs", "1", "--steps", "2"]
+"""One configuration, and thus one rung."""
 
 
 def untimed(value: Any) -> Any:
@@ -121,6 +125,14 @@ def test_an_interrupted_sweep_equals_an_uninterrupted_one(
     assert metrics_of(tmp_path / "parts") == metrics_of(tmp_path / "whole")
     assert n_before == 6 and n_calls == 9, "of seven parts two were begun twice"
     assert untimed(transom(*COMMAND, "--out", tmp_path / "parts", "--json").json) == untimed(whole) and n_calls == 9, "nothing is repeated"
+
+
+def test_a_signal_while_a_report_is_written_ends_the_sweep(transom: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = run_pages.write_run_pages
+    monkeypatch.setattr(run_pages, "write_run_pages", lambda *arguments: (os.kill(os.getpid(), signal.SIGTERM), write(*arguments))[1])
+    stopped = transom(*ONE, "--seeds", "2", "--out", tmp_path / "out")
+    assert stopped.code == 143 and "repeat the command to continue" in stopped.out
+    assert [path.name for path in (tmp_path / "out" / "config-01").iterdir()] == ["seed-1"]
 
 
 @pytest.mark.long

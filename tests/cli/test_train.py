@@ -16,7 +16,9 @@ import transom as package
 from tests.cli.conftest import TINY, Call, Trained, sets, write_pairs
 from transom.cli import train as command
 from transom.config.recipe import load_recipe
-from transom.errors import ConfigError
+from transom.errors import ConfigError, DivergedError
+from transom.tasks import run_pages
+from transom.tasks.train import GracefulStop
 from transom.training.events import Event, StepFinished
 
 
@@ -117,6 +119,27 @@ def test_a_signal_finishes_the_step_and_saves(
     step = int(checkpoint.name.removeprefix("step-"))
     resumed = transom(*endless, "--out", tmp_path / "run", "--resume", "--json", "--set", f"training.max_steps={step + 3}").json
     assert (resumed["step"], resumed["reason"]) == (step + 3, "max_steps")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_the_report_is_written_ends_the_command_after_it(
+    number: int, code: int, trained: Trained, transom: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = run_pages.write_run_pages
+    monkeypatch.setattr(run_pages, "write_run_pages", lambda *arguments: (os.kill(os.getpid(), number), write(*arguments))[1])
+    several = transom(*trained.command, "--out", tmp_path / "several", "--seeds", "2", *sets("training.max_steps=1"))
+    assert several.code == code and "stopped before seed 2; repeat the command with --resume to continue" in several.out
+    assert not (tmp_path / "several" / "seed-2").exists() and (tmp_path / "several" / "seed-1" / "report.html").exists()
+    if number == signal.SIGTERM:
+        last = transom(*trained.command, "--out", tmp_path / "last", "--seeds", "1", *sets("training.max_steps=1"))
+        assert last.code == code and "mean" in last.out and "stopped" not in last.out
+
+
+def test_a_signal_in_a_step_that_diverges_is_not_lost() -> None:
+    with pytest.raises(KeyboardInterrupt), GracefulStop() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.requested()
+        raise DivergedError("expected finite losses")
 
 
 def test_the_generic_recipe_splits_validation_off_and_says_so(transom: Call, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def demo(
     with TrainingProgress() as progress:
         quiet: dict[str, Any] = {} if as_json else {"callbacks": [progress], "notify": progress.show_status}
         result = run_training(recipe, base, out, resume=True, **quiet)
-    if result.stopped_by:
+    if result.exit_code:
         print_result(result.to_json(), as_json, [f"stopped at step {result.step:,}; saved in {out}; repeat the command to continue"])
         return result.exit_code
 

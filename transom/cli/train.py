@@ -161,12 +161,13 @@ def _train_seeds(
         if not as_json:
             print_note(f"seed {seed} of {seeds}")
         results.append(train_one([*overrides, f"training.seed={seed}"], folder / f"seed-{seed}"))
-        if results[-1].stopped_by:
-            print_result(results[-1].to_json(), as_json, _result_lines(results[-1]))
+        if results[-1].stopped_by or (results[-1].late_signal and seed < seeds):
+            last = [] if results[-1].stopped_by else [f"stopped before seed {seed + 1}; repeat the command with --resume to continue"]
+            print_result(results[-1].to_json(), as_json, [*_result_lines(results[-1]), *last])
             return results[-1].exit_code
     summary = _seed_statistics(results)
     print_result({"runs": [result.to_json() for result in results], **summary}, as_json, _seed_table(results, summary))
-    return 0
+    return results[-1].exit_code
 
 
 def _own_recipe(run: Path | None) -> str:

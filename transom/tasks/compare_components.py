@@ -204,7 +204,7 @@ class Comparison:
                     notify(before + event.step, self.n_steps)
 
             result = run_training(recipe, base, self._folder(variant, seed), resume, callbacks=[step], user_overrides=user_overrides)
-            if result.stopped_by:
+            if result.exit_code:
                 return result
         return None
 

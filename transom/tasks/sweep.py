@@ -219,7 +219,7 @@ class Sweep:
             except DivergedError as error:
                 self._note_divergence(folder, rung, str(error))
                 return
-            if result.stopped_by:
+            if result.exit_code:
                 raise _StoppedError(result)
         progress.done += target - before
         if math.isnan(self._metric(folder, target)):

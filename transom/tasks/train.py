@@ -16,7 +16,7 @@ from transom.config.model_size import Size, resize_model
 from transom.config.plugins import import_plugins
 from transom.config.recipe import Recipe
 from transom.config.suggestions import suggest
-from transom.errors import ConfigError
+from transom.errors import ConfigError, DivergedError
 from transom.inspection.pages.number_format import format_duration
 from transom.parallel.processes.torchrun import torchrun_job, torchrun_rank
 from transom.tasks.signals import defer_signals
@@ -41,6 +41,7 @@ class RunResult:
         baseline: validation metrics of a trivial predictor, in words; empty if there are none.
         model: description of the task, the architecture and the number of parameters.
         call: example of a method call of the predictor that ``load`` returns.
+        late_signal: number of a signal that arrived after the last step, which it did not change; 0 if none did.
     """
 
     folder: Path
@@ -55,6 +56,7 @@ class RunResult:
     baseline: str = ""
     model: str = ""
     call: str = ""
+    late_signal: int = 0
 
     def load(self) -> Any:
         """Load the predictor of the run with ``transom.load``."""
@@ -104,11 +106,12 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the command line, which is 0 unless a signal stopped training.
+        """The exit code of the command line, which is 0 unless a signal stopped training or arrived after its last step.
 
-        If a signal did, the exit code is 128 plus the number of the signal: 130 for SIGINT, 143 for SIGTERM.
+        For a signal it is 128 plus the number of the signal: 130 for SIGINT, 143 for SIGTERM.
         """
-        return 128 + self.stopped_by if self.stopped_by else 0
+        number = self.stopped_by or self.late_signal
+        return 128 + number if number else 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON-serializable data."""
@@ -128,7 +131,7 @@ ENDS: Mapping[StopReason, str] = {
 class GracefulStop:
     """Context manager in which Ctrl-C and SIGTERM request training to stop and to save a checkpoint after the current step.
 
-    A second signal interrupts training immediately.
+    A second signal interrupts training immediately. A signal in a step that diverges is raised when the context ends.
     """
 
     def __init__(self) -> None:
@@ -150,6 +153,8 @@ class GracefulStop:
         """Restore the previous signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self.signal and isinstance(error, DivergedError):  # no checkpoint is saved, and commands with several runs would continue
+            signal.raise_signal(self.signal)
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.signal:
@@ -222,6 +227,7 @@ def run_training(
         baseline=describe_baseline(parts.facts["data"].get("baseline", ())),
         model=f"{parts.recipe.task} model: {describe_family(parts.recipe)}, {size}",
         call=f"{parts.recipe.COMMAND}({parts.recipe.example[1]})",
+        late_signal=0 if stopped else stop.signal,
     )
 
 
