@@ -153,6 +153,8 @@ def test_every_command_offers_json(command: str, transom: Call) -> None:
         (["tokenizer", "train", "text-bpe", "--source", "a", "--target", "b", "--out", "t"], "text-bpe trains on --text, found --source"),
         (["train", "copy", "--set", "training.max_step=3"], "--set training.max_step=3: unknown field training.max_step; did you mean"),
         (["train", "copy", "--seeds", "0"], "see transom train --help"),
+        (["train", "copy", "--seeds", "100000000000"], "see transom train --help"),
+        (["compare-components", "copy", "--seeds", "1001", "--with", "model.norm=rmsnorm"], "see transom compare-components --help"),
         (["recipes", "sho"], "error: no such command 'sho'; did you mean 'show'? see transom recipes --help"),
         (["recipes", "copy", "copy"], "error: missing argument 'FILE'; see transom recipes copy --help"),
         (["translate", "nowhere", "x"], "error: nowhere: expected a run folder"),

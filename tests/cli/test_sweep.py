@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import tomllib
 from pathlib import Path
@@ -145,7 +146,8 @@ def test_a_configuration_that_diverges_is_the_worst_and_does_not_end_the_sweep(t
     assert [row["values"]["training.learning_rate"] for row in value["configurations"]] == ["1e-3", "1e30"]
     assert value["configurations"][1]["metric"]["mean"] is None and value["best"] == ["training.learning_rate=1e-3"]
     none = transom(*[word.replace("1e30,1e-3", "1e30,1e29") for word in command[:-1]], tmp_path / "none")
-    assert none.code == 0 and "all configurations diverged" in none.out and not (tmp_path / "none" / "best.toml").exists()
+    assert none.code == 2 and "diverged: config-01/seed-1" in none.out and "found that all 2 diverged; search over lower" in none.err
+    assert (tmp_path / "none" / "results.json").exists() and not (tmp_path / "none" / "best.toml").exists()
 
 
 def test_a_metric_of_which_higher_is_better_keeps_the_highest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -163,21 +165,50 @@ def test_other_commands_and_other_folders_are_refused(transom: Call, tmp_path: P
     monkeypatch.setattr(Sweep, "select_by", "loss")
     out = tmp_path / "out"
     Sweep("copy", TINY, OVER, 4, 1, 9, out).train(lambda done, total: None)
-    for change, found in (
-        (["--seeds", "2"], "--seeds 2"),
-        (["--steps", "8"], "--steps 8"),
-        (["--over", "model.d_ff=16,32"], "--over training.learning_rate=1e-4..1e-2 model.dropout=0.0,0.1 model.d_ff=16,32"),
-        (["--set", "training.seed=2"], "another recipe or other --set"),
+    (out / "config-01" / "seed-1" / "checkpoints" / "step-2").mkdir(parents=True)
+    over = "--over training.learning_rate=1e-4..1e-2 model.dropout=0.0,0.1"
+    for change, difference in (
+        (["--seeds", "2"], "--seeds 1, found --seeds 2"),
+        (["--steps", "8"], "--steps 9, found --steps 8"),
+        (["--over", "model.d_ff=16,32"], f"{over}, found {over} model.d_ff=16,32"),
+        (["--set", "training.seed=2"], "training.seed = 1, found training.seed = 2"),
+        (["--set", "training.patience=3"], "training.patience = none, found training.patience = 3"),
     ):
         told = transom(*COMMAND, *change, "--out", out)
-        assert f"{out}: expected the command of the sweep in this folder, found {found}; repeat that command" in told.error
-    for damaged in ('{"format_version": 3}', '{"format_version": 3, "command": {}, "diverged": {"config-01/seed-1": 3}}'):
+        assert f"{out}: expected the command of the sweep in this folder with {difference}; repeat that command" in told.error
+    for damaged in ("{", '{"format_version": 3}', '{"format_version": 3, "command": {}, "diverged": {"config-01/seed-1": 3}}'):
         (out / "sweep.json").write_text(damaged)
-        assert "expected the state of a sweep, found something else" in transom(*COMMAND, "--out", out).error
+        assert f"give another --out, or delete {out} to start anew" in transom(*COMMAND, "--out", out).error
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     for place in (tmp_path / "other", tmp_path / "other" / "file"):
         assert "expected a new or empty folder, or a sweep to continue" in transom(*COMMAND, "--out", place).error
+
+
+def test_a_sweep_that_failed_before_a_run_was_trained_leaves_its_folder_free(transom: Call, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert "training.batch_tokens: expected at least" in transom(*ONE, "--out", out, *sets("training.batch_tokens=1")).error
+    run = RunFolder.create(out / "config-01" / "seed-1")
+    run.write("recipe.toml", b"half of a run that another command has begun")
+    assert "another training run is writing to this folder" in transom(*ONE, "--out", out).error
+    run.close()
+    assert transom(*ONE, "--out", out, "--json").code == 0
+
+
+def test_a_damaged_history_is_an_error_and_no_divergence(transom: Call, tmp_path: Path) -> None:
+    done = transom(*ONE, "--out", tmp_path)
+    assert "1 configuration with one seed, in 1 rung: 1 to step 2" in done.err and "nothing was trained" not in done.err
+    run, before = tmp_path / "config-01" / "seed-1", (tmp_path / "sweep.json").read_bytes()
+    again = transom(*ONE, "--out", tmp_path)
+    assert again.out == done.out and f"nothing was trained: all runs in {tmp_path} were finished before" in again.err
+    for text in ('{"kind": "tr', None):
+        (run / "metrics.jsonl").unlink() if text is None else (run / "metrics.jsonl").write_text(text)
+        error = transom(*ONE, "--out", tmp_path).error
+        assert f"{run / 'metrics.jsonl'}: expected the validation at step 2, found none; delete folder {run} to train it again" in error
+        assert (tmp_path / "sweep.json").read_bytes() == before
+    shutil.rmtree(run)
+    value = transom(*ONE, "--out", tmp_path, "--json").json
+    assert f"{value['configurations'][0]['metric']['mean']:.4f}" in done.out and value["configurations"][0]["metric"]["std"] is None
 
 
 @pytest.mark.parametrize(
@@ -190,6 +221,7 @@ def test_other_commands_and_other_folders_are_refused(transom: Call, tmp_path: P
         (["copy", "--over", "model.n_heads=2,3"], "--over model.n_heads=2,3: model: d_model 64 is not a multiple of n_heads 3"),
         (["copy", "--over", "model.dropuot=0,0.1"], "--over model.dropuot=0,0.1: unknown field model.dropuot; did you mean model.dropout?"),
         (["copy"], "missing option '--over'"),
+        (["copy", "--over", "model.dropout=0,0.1", "--seeds", "100000000000"], "expected a number less than or equal to 1000"),
         (["copi", "--over", "model.dropout=0,0.1"], "found 'copi'; did you mean copy?"),
         (["copy", "--over", "training.validate_every=1,2"], "expected a field of model or training, found one that all runs share"),
     ],

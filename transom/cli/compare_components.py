@@ -1,5 +1,6 @@
 """``transom compare-components``: train a recipe with alternative components from the same seeds."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +36,8 @@ def compare_components(
     ],
     steps: Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Number of optimizer steps of each run.")] = 300,
     seeds: Annotated[
-        int, typer.Option("--seeds", min=1, metavar="N", help="Train the recipe and each variant once with each seed from 1 to N.")
+        int,
+        typer.Option("--seeds", min=1, max=1000, metavar="N", help="Train the recipe and each variant once with each seed from 1 to N."),
     ] = 3,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the runs. Default: runs/compare-NAME.")] = None,
     overrides: SetOption = None,
@@ -73,7 +75,12 @@ def _format_lines(rows: Sequence[Mapping[str, Any]], unit: str) -> list[str]:
     cells = [["component", "parameters", "loss", "std", "difference", "std", f"{unit}/s", "std"]]
     for row in rows:
         loss, difference, speed = row["loss"], row["difference"], row["speed"]
-        differs = ["", ""] if row is rows[0] else [f"{difference['mean']:+.4f}", f"{difference['std']:.4f}"]
-        figures = [f"{loss['mean']:.4f}", f"{loss['std']:.4f}", *differs, f"{speed['mean']:,.0f}", f"{speed['std']:,.0f}"]
+        differs = ["", ""] if row is rows[0] else [f"{difference['mean']:+.4f}", _spread(difference, ".4f")]
+        figures = [f"{loss['mean']:.4f}", _spread(loss, ".4f"), *differs, f"{speed['mean']:,.0f}", _spread(speed, ",.0f")]
         cells.append([row["name"], f"{row['parameters']:,}", *figures])
     return align_columns(cells)
+
+
+def _spread(figures: Mapping[str, float], form: str) -> str:
+    """Format the standard deviation; empty if there is one seed only."""
+    return "" if math.isnan(figures["std"]) else format(figures["std"], form)

@@ -11,6 +11,7 @@ from transom.cli.options import RecipeArgument, SetOption, WithDataOptions
 from transom.cli.output import JsonOption, align_columns, print_note, print_result
 from transom.cli.pictures import save_picture
 from transom.config.arguments import Files, file_overrides
+from transom.errors import DivergedError
 from transom.tasks.signals import defer_signals
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ def sweep(
         ),
     ],
     runs: Annotated[int, typer.Option("--runs", min=1, max=1000, metavar="N", help="Number of configurations.")] = 8,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, metavar="N", help="Train each configuration with each seed from 1 to N.")] = 1,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=1000, metavar="N", help="Train each configuration with each seed from 1 to N.")
+    ] = 1,
     steps: Annotated[
         int | None,
         typer.Option(
@@ -60,7 +63,8 @@ def sweep(
 
     All configurations are trained for a part of the steps. The better half is continued to twice as many, and so on, until one is left with
     all steps. Runs are compared by training.best_checkpoint_metric on validation data, as the mean over the seeds; test data play no part.
-    A run that diverges counts as worst. The schedule of the learning rate is that of a whole run throughout.
+    A run that diverges counts as worst; if all configurations diverge, the exit code is 2. The schedule of the learning rate is that of a
+    whole run throughout.
 
     A range above 0 whose end is at least 10 times its start is sampled on a logarithmic scale, others evenly; whole numbers stay whole. The
     draw covers each range, and takes the values of lists in turn. The recipe's training.seed is its seed.
@@ -82,10 +86,16 @@ def sweep(
     if stopped is not None:
         print_result(stopped.to_json(), as_json, [f"stopped; saved in {folder}; repeat the command to continue"])
         return stopped.exit_code
+    if not (search.n_trained or as_json):
+        print_note(f"nothing was trained: all runs in {folder} were finished before")
     value = {"recipe": recipe, **search.write_results()}
     rows = search.rows
-    if not rows[0].diverged:
-        _draw(search, recipe, rows[0], folder, as_json)
+    if rows[0].diverged:
+        print_result(value, as_json, _table(search, rows))
+        raise DivergedError(
+            f"{folder}: expected a configuration that converges, found that all {len(rows)} diverged; search over lower learning rates"
+        )
+    _draw(search, recipe, rows[0], folder, as_json)
     print_result(value, as_json, [*_table(search, rows), *_conclusion(search, rows, folder)])
     return 0
 
@@ -123,9 +133,7 @@ def _table(search: "Sweep", rows: Sequence["SweepRow"]) -> list[str]:
 
 
 def _conclusion(search: "Sweep", rows: Sequence["SweepRow"], folder: Path) -> list[str]:
-    """Name the best values, or say that there are none."""
-    if rows[0].diverged:
-        return ["all configurations diverged: search over lower learning rates"]
+    """Name the best values, and how to train with them."""
     settings = " ".join(f"--set {override}" for override in rows[0].configuration.overrides)
     best, training = folder / "best.toml", search.recipe.training
     if training.fit_to_data:

@@ -1,5 +1,6 @@
 """``transom train``: train a model, or one model per seed."""
 
+import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ SeedsOption = Annotated[
     typer.Option(
         "--seeds",
         min=1,
+        max=1000,
         metavar="N",
         help="Train once with each seed from 1 to N, and report the mean and standard deviation of the metrics.",
     ),
@@ -244,13 +246,13 @@ def _result_lines(result: "RunResult") -> list[str]:
 
 
 def _seed_statistics(results: Sequence["RunResult"]) -> dict[str, dict[str, float]]:
-    """Return the mean and the sample standard deviation over seeds of each validation metric."""
+    """Return the mean and the sample standard deviation over seeds of each validation metric; NaN as the deviation of one seed."""
     from transom.training.validation_metrics import all_metrics, language_tags
 
     suffixes = ["", *(f"/{tag}" for tag in language_tags(results[0].best))]
     names = [figure.key + ending for ending in suffixes for figure in all_metrics() if figure.key + ending in results[0].best]
     columns = {name: [result.best[name] for result in results] for name in names}
-    std = {name: statistics.stdev(values) if len(values) > 1 else 0.0 for name, values in columns.items()}
+    std = {name: statistics.stdev(values) if len(values) > 1 else math.nan for name, values in columns.items()}
     return {"mean": {name: statistics.fmean(values) for name, values in columns.items()}, "std": std}
 
 
@@ -260,6 +262,8 @@ def _seed_table(results: Sequence["RunResult"], summary: Mapping[str, Mapping[st
     for seed, result in enumerate(results, 1):
         figures = [f"{result.best[name]:.4f}" for name in names]
         rows.append([str(seed), *figures, f"{result.best['step']:.0f}", f"{result.seconds / 60:.1f}"])
-    for label, values in (("mean", summary["mean"]), ("std", summary["std"])):
+    for label in ("mean", "std") if len(results) > 1 else ("mean",):
+        values = summary[label]
         rows.append([label, *(f"{values[name]:.4f}" for name in names), "", ""])
-    return [*align_columns(rows), "validation metrics of the best weights; std is the sample standard deviation"]
+    spread = "std is the sample standard deviation" if len(results) > 1 else "--seeds 3 would show the spread"
+    return [*align_columns(rows), f"validation metrics of the best weights; {spread}"]

@@ -1,5 +1,6 @@
 """Parts of commands that train one recipe in several ways: short runs, fields that may differ, and figures over seeds."""
 
+import math
 import statistics
 from collections.abc import Collection, Sequence
 
@@ -44,5 +45,5 @@ def short_run_overrides(recipe: Recipe, steps: int) -> list[str]:
 
 
 def mean_and_std(values: Sequence[float]) -> dict[str, float]:
-    """Return the mean and the sample standard deviation of some values. The standard deviation of a single value is 0."""
-    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
+    """Return the mean and the sample standard deviation of some values. The standard deviation of a single value is NaN."""
+    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else math.nan}

@@ -1,6 +1,7 @@
 """Searches over fields of a recipe by successive halving: ``transom sweep``."""
 
 import math
+import tomllib
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import product
@@ -8,11 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from transom.checkpoints.metrics_log import replace_non_finite
-from transom.checkpoints.run_files import CONFIG, RECIPE, RESULT
+from transom.checkpoints.run_files import CHECKPOINTS, CONFIG, METRICS, RECIPE, RESULT
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.model_overrides import UserOverrides, load_training_recipe
 from transom.config.recipe import Metric, Recipe, dump_recipe, load_recipe
-from transom.errors import ConfigError, DivergedError
+from transom.errors import CheckpointError, ConfigError, DivergedError
+from transom.exchange.config_rows import flatten
 from transom.files.atomic_io import FORMAT_VERSION, json_bytes, make_folder, write_file
 from transom.files.limits import MAX_CONFIG_BYTES
 from transom.files.safe_read import read_json
@@ -76,6 +78,9 @@ class Sweep:
 
     The run of a configuration with seed N is in ``OUT/config-01/seed-N``. It is continued from rung to rung, and its learning-rate schedule
     is that of all steps. Configurations are selected by ``training.best_checkpoint_metric`` on validation data only.
+
+    Attributes:
+        n_trained: number of times that ``train`` has started or continued a run; 0 if all runs were finished before.
     """
 
     def __init__(
@@ -114,6 +119,7 @@ class Sweep:
         }
         self._diverged: dict[str, dict[str, Any]] = {}
         self._halving: Halving | None = None
+        self.n_trained = 0
         self._progress = _SweepProgress(self._n_steps(len(self.rungs)))
 
     @property
@@ -126,7 +132,7 @@ class Sweep:
         """Sentences on the plan of the sweep."""
         rungs = ", ".join(f"{rung.size} to step {rung.steps:,}" for rung in self.rungs)
         seeds = "one seed" if self.n_seeds == 1 else f"{self.n_seeds} seeds each"
-        notes = [f"{len(self.configurations)} configurations with {seeds}, in {len(self.rungs)} rungs: {rungs}"]
+        notes = [f"{_count(len(self.configurations), 'configuration')} with {seeds}, in {_count(len(self.rungs), 'rung')}: {rungs}"]
         if len(self.configurations) < self.n_runs:
             notes.append(f"only {len(self.configurations)} of {self.n_runs} configurations differ")
         warmup = max(recipe.training.schedule.warmup_steps for ((recipe, _, _), *_) in self._recipes)
@@ -158,7 +164,10 @@ class Sweep:
         return None
 
     def _open(self) -> None:
-        """Write the command into a new folder, or check that the folder holds a sweep with the same command."""
+        """Write the command into a new folder, or check that the folder holds a sweep with the same command.
+
+        A sweep of which no run has a checkpoint or result has nothing to continue, and its folder is used as a new one.
+        """
         path = self.out / STATE
         if not path.exists():
             if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
@@ -168,18 +177,20 @@ class Sweep:
             make_folder(self.out)
             self._save_state()
             return
-        state = read_json(path, MAX_CONFIG_BYTES)
-        command, diverged = state.get("command"), state.get("diverged")
-        if not isinstance(command, dict) or not isinstance(diverged, dict) or not all(map(_is_divergence, diverged.values())):
-            raise ConfigError(f"{path}: expected the state of a sweep, found something else; give another --out")
-        for name, value in self._command.items():
-            if command.get(name) != value:
-                found = "another recipe or other --set" if name == "recipe" else f"--{name} {_written(value)}"
-                raise ConfigError(
-                    f"{self.out}: expected the command of the sweep in this folder, found {found}; repeat that command, or give another"
-                    " --out"
-                )
-        self._diverged = diverged
+        command, diverged = _read_state(path)
+        differs = next((name for name, value in self._command.items() if command.get(name) != value), None)
+        if differs is None:
+            self._diverged = diverged
+        elif diverged or any(self.out.glob(f"config-*/seed-*/{RESULT}")) or any(self.out.glob(f"config-*/seed-*/{CHECKPOINTS}/*")):
+            expected, found = _describe_difference(differs, command.get(differs), self._command[differs])
+            raise ConfigError(
+                f"{self.out}: expected the command of the sweep in this folder with {expected}, found {found}; repeat that command, or give"
+                " another --out"
+            )
+        else:
+            for folder in self.out.glob("config-*/seed-*"):
+                RunFolder.create(folder, overwrite=True).close()
+            self._save_state()
 
     def _save_state(self) -> None:
         write_file(self.out / STATE, json_bytes({"format_version": FORMAT_VERSION, "command": self._command, "diverged": self._diverged}))
@@ -214,6 +225,7 @@ class Sweep:
             def should_stop() -> bool:
                 return pauses and progress.step >= target
 
+            self.n_trained += 1
             try:
                 result = run_training(recipe, base, folder, True, False, [watch], user_overrides=user_overrides, should_stop=should_stop)
             except DivergedError as error:
@@ -248,8 +260,18 @@ class Sweep:
         return [self._metric(self._folder(number, seed), self.rungs[rung].steps) for seed in self.seeds]
 
     def _metric(self, folder: Path, target: int) -> float:
-        """Return the metric of the weights that a run has kept up to a step; NaN if its last loss up to then is not finite."""
+        """Return the metric of the weights that a run has kept up to a step; NaN if its last loss up to then is not finite.
+
+        Raises:
+            CheckpointError: the run has reached the step, but a validation is missing in its ``metrics.jsonl``.
+        """
         lines = _validations(folder, target)
+        first = self.rungs[0].steps
+        if missing := {*range(first, target, first), target} - {line["step"] for line in lines}:
+            raise CheckpointError(
+                f"{folder / METRICS}: expected the validation at step {min(missing):,}, found none; delete folder {folder} to train it"
+                " again"
+            )
         kept = [line for line in lines if line["best"]]
         if not kept or lines[-1]["loss"] is None or kept[-1].get(self.select_by) is None:
             return math.nan
@@ -374,6 +396,40 @@ def _load(base: str, shared: Sequence[str], configuration: Configuration, seed: 
         raise ConfigError(message) from None
 
 
+def _read_state(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Read the command of a sweep, and the runs that diverged.
+
+    Raises:
+        CheckpointError: the file is damaged or is not that of a sweep.
+    """
+    remedy = f"give another --out, or delete {path.parent} to start anew"
+    try:
+        state = read_json(path, MAX_CONFIG_BYTES)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {remedy}") from error
+    command, diverged = state.get("command"), state.get("diverged")
+    if not isinstance(command, dict) or not isinstance(diverged, dict) or not all(map(_is_divergence, diverged.values())):
+        raise CheckpointError(f"{path}: expected the state of a sweep, found something else; {remedy}")
+    return command, diverged
+
+
+def _describe_difference(name: str, old: Any, new: Any) -> tuple[str, str]:
+    """Return a part of two commands in which they differ, as options."""
+    if name != "recipe":
+        return f"--{name} {_written(old)}", f"--{name} {_written(new)}"
+    before, after = _fields(str(old)), _fields(new)
+    field = next((field for field in [*after, *before] if before.get(field) != after.get(field)), "")
+    return f"{field} = {before.get(field, 'none')}", f"{field} = {after.get(field, 'none')}"
+
+
+def _fields(recipe: str) -> dict[str, Any]:
+    """Return the values of a recipe in TOML by dotted name; empty if it is damaged."""
+    try:
+        return flatten(tomllib.loads(recipe))
+    except tomllib.TOMLDecodeError:
+        return {}
+
+
 def _is_divergence(value: Any) -> bool:
     """Return whether a JSON value says in which rung a run has diverged, and why."""
     return isinstance(value, dict) and isinstance(value.get("rung"), int) and isinstance(value.get("reason"), str)
@@ -391,6 +447,10 @@ def _seconds(folder: Path, target: int) -> float:
     """Return the training time of a run up to its last validation before or at a step."""
     lines = _validations(folder, target)
     return float(lines[-1]["seconds"]) if lines else 0.0
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def _written(value: Any) -> str:
