@@ -95,8 +95,8 @@ def _message(path: Path, details: list[Any], schema: type[Schema], raw: Mapping[
         return f"{name}: {detail['msg'].removeprefix('Value error, ')}" if name else str(detail["msg"].removeprefix("Value error, "))
     expected = " or ".join(dict.fromkeys(_expected(each) for each in details))
     value = _value_at(raw, path, detail["input"])
-    renamed = present_value(_without_indices(path), value) if isinstance(value, str) else value
-    hint = f", which was renamed to {renamed!r}; {UPGRADE}" if renamed != value else ""
+    renamed = present_value(_without_indices(path), value)
+    hint = f", which was renamed to {renamed!r}; {UPGRADE}" if isinstance(value, str) and renamed != value else ""
     return f"{name}: expected {expected}, found {_found(value)}{hint}"
 
 
