@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transom.config.arguments import training_overrides
 from transom.config.components import FeedForwardConfig, LayerNormConfig
 from transom.config.data import DATA_OPTIONAL
 from transom.config.moe import BiasBalancingConfig, MoeConfig
@@ -14,6 +15,7 @@ from transom.config.packaged import packaged_presets, packaged_recipes
 from transom.config.recipe import Recipe, dump_recipe, load_recipe
 from transom.config.training import AdamConfig, AdamWConfig, EmaConfig, MuonConfig, SgdConfig
 from transom.errors import ConfigError
+from transom.tasks.short_runs import short_run_overrides
 from transom.tasks.translation.schema import TranslationRecipe
 
 Load = Callable[..., Recipe]
@@ -223,6 +225,10 @@ def test_what_is_dumped_loads_as_the_same(tmp_path_factory, clip, optimizer, roo
             ["training.r_drop=4", "model.dropout=0"],
             "that differ only by dropout, found none; set model.dropout, or training.r_drop = 0",
         ),
+        ("", ["model.d_model=10", "model.dropout=0.2"], "--set model.d_model=10: model: d_model 10 is not a multiple of n_heads 8"),
+        ("[model]\nd_model = 10", ["model.dropout=0.2"], "my.toml:3: model: d_model 10 is not a multiple of n_heads 8"),
+        ("", ["training.r_drop=4", "model.dropout=0", "training.max_steps=10"], "--set model.dropout=0: expected dropout, since"),
+        ("[training]\nr_drop = 4\n[model]\ndropout = 0", ["training.max_steps=10"], "my.toml: expected dropout, since"),
         ("", ["training=3"], "--set training=3: training: expected a table, found 3"),
         ("", ["data.train.source.x=3"], "data.train.source: expected a string, found a table"),
         ("", ["seed"], "--set seed: expected FIELD=VALUE as in training.max_steps=300"),
@@ -247,6 +253,19 @@ def test_messages(write: Load, text: str, overrides: list[str], expected: str) -
 )
 def test_messages_about_data(write: Load, text: str, expected: str) -> None:
     assert message(write, text).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "option"),
+    [
+        (training_overrides("copy", {}, steps=2**70), f"--steps {2**70}"),
+        (training_overrides("copy", {}, minutes=-1.5), "--minutes -1.5"),
+        (short_run_overrides(load_recipe("copy")[0], 2**70), f"--steps {2**70}"),
+    ],
+)
+def test_an_error_names_the_option_that_was_written(overrides: list[str], option: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{option}: training.max_"):
+        load_recipe("copy", overrides)
 
 
 def test_several_errors_are_counted_in_one_line(write: Load) -> None:

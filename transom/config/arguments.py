@@ -8,6 +8,7 @@ from typing import Any
 
 from transom.config.task_options import DataOption, format_flags
 from transom.config.task_registry import list_task_help
+from transom.config.toml_input import OptionOverride
 from transom.errors import ConfigError, TransomError
 
 Files = Mapping[DataOption, Any]
@@ -42,8 +43,8 @@ def training_overrides(
         ConfigError: the files are of several kinds or of a kind that the recipe does not train on, or an option lacks one that it requires.
     """
     start = [] if init_from is None else [f"training.init_from={quoted(init_from)}"]
-    limits = {"max_minutes": minutes, "max_steps": steps}
-    limit = [f"training.{name}={value}" for name, value in limits.items() if value is not None]
+    limits = {"minutes": minutes, "steps": steps}
+    limit = [OptionOverride(f"training.max_{name}={value}", f"--{name} {value}") for name, value in limits.items() if value is not None]
     return [*file_overrides(recipe, overrides, files), *start, *overrides, *limit]
 
 

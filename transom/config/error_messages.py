@@ -31,20 +31,20 @@ def validate(schema: type[Checked], raw: Mapping[str, Any], place: Callable[[Pat
     try:
         return schema.model_validate(raw, context=context)
     except ValidationError as error:
-        raise ConfigError(explain_error(error, schema, raw, place)) from None
+        path, message = explain_error(error, schema, raw)
+        raise ConfigError(f"{place(path)}: {message}") from None
 
 
-def explain_error(error: ValidationError, schema: type[Schema], raw: Mapping[str, Any], place: Callable[[Path], str]) -> str:
+def explain_error(error: ValidationError, schema: type[Schema], raw: Mapping[str, Any]) -> tuple[Path, str]:
     """Format the most informative one of the errors that pydantic found.
 
     Args:
         error: the error that pydantic raised.
         schema: the schema class.
         raw: the input as it was read.
-        place: returns the file and line, or the option, that sets a field.
 
     Returns:
-        One line, with the number of further errors.
+        The path of the error in the input, and one line, with the number of further errors.
     """
     by_field: dict[Path, list[Any]] = {}
     for detail in error.errors(include_url=False):
@@ -54,7 +54,7 @@ def explain_error(error: ValidationError, schema: type[Schema], raw: Mapping[str
     ranked = sorted(by_field.items(), key=lambda item: _weight(item[0], item[1][0]["type"]))
     path, details = ranked[0]
     more = f" ({len(ranked) - 1} more after this)" if len(ranked) > 1 else ""
-    return f"{place(path)}: {_message(path, details, schema, raw)}{more}"
+    return path, f"{_message(path, details, schema, raw)}{more}"
 
 
 def _weight(path: Path, kind: str) -> int:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
 import tomli_w
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from transom.config import model as _models  # noqa: F401  # registers the kinds of models
 from transom.config.architecture import ModelConfig, TextModelConfig, TransformerConfig
 from transom.config.components import MultiHeadAttentionConfig
 from transom.config.data import DataConfig, PairDataConfig, PairTokenizerConfig, TokenizerConfig
-from transom.config.error_messages import validate
+from transom.config.error_messages import explain_error, validate
 from transom.config.migration import migrate_tables, record_former_defaults
 from transom.config.packaged import packaged_preset, packaged_recipes
 from transom.config.parallel import ParallelConfig
@@ -173,12 +173,12 @@ class RawRecipe(NamedTuple):
     Attributes:
         tables: content of the recipe.
         base: the folder from which a relative ``data.root`` starts.
-        place: returns the file and line, or the option, that sets a field.
+        place: returns the file and line, or the option, that sets a field; for an error in a table, the message is the second argument.
     """
 
     tables: dict[str, Any]
     base: Path
-    place: Callable[[tuple[str, ...]], str]
+    place: Callable[..., str]
 
 
 def read_recipe(where: str | Path, overrides: Sequence[str] = (), own: bool = False) -> RawRecipe:
@@ -199,9 +199,9 @@ def read_recipe(where: str | Path, overrides: Sequence[str] = (), own: bool = Fa
         raw["model"] = _with_preset(raw["model"], _place(name, text, sets, ("model", "preset")))
     base = Path.cwd() if any(override.path == ("data", "root") for override in sets) else base
 
-    def place(path: tuple[str, ...]) -> str:
+    def place(path: tuple[str, ...], message: str = "") -> str:
         """Return the file and line, the option or the preset that sets a field."""
-        found = _place(name, text, sets, path)
+        found = _place(name, text, sets, path, message)
         return _place(name, text, sets, ("model", "preset")) if found == name and path[:1] == ("model",) else found
 
     return RawRecipe(raw, base, place)
@@ -213,7 +213,12 @@ def check_recipe(raw: RawRecipe, context: str | None = None) -> Recipe:
     Raises:
         ConfigError: a field is invalid.
     """
-    return validate(_schema(raw.tables, raw.place(("task",))), raw.tables, raw.place, context)
+    schema = _schema(raw.tables, raw.place(("task",)))
+    try:
+        return schema.model_validate(raw.tables, context=context)
+    except ValidationError as error:
+        path, message = explain_error(error, schema, raw.tables)
+        raise ConfigError(f"{raw.place(path, message)}: {message}") from None
 
 
 def data_flags(where: str | Path, overrides: Sequence[str] = ()) -> str:
@@ -289,10 +294,12 @@ def _with_preset(model: Mapping[str, Any], place: str) -> dict[str, Any]:
     return merge_tables(packaged_preset(model["preset"], place)["model"], own)
 
 
-def _place(name: str, text: str, sets: Sequence[Override], path: tuple[str, ...]) -> str:
+def _place(name: str, text: str, sets: Sequence[Override], path: tuple[str, ...], message: str = "") -> str:
+    """Return the last override of a field, or of a field of a table; with a message about a table, one whose field it names."""
     for override in reversed(sets):
-        if path[: len(override.path)] == override.path or override.path[: len(path)] == path:
-            return f"--set {override.text}"
+        is_inside = override.path[: len(path)] == path and (not message or override.is_named_in(message, path))
+        if is_inside or path[: len(override.path)] == override.path:
+            return override.option
     line = find_line(text, path)
     return f"{name}:{line}" if line else name
 

@@ -5,7 +5,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from transom.errors import ConfigError
 from transom.files.limits import MAX_DEPTH, MAX_DIGITS, MAX_RECIPE_BYTES, MAX_RECIPE_VALUES
@@ -156,18 +156,34 @@ SHARED_SCHEMA_TABLES = ("tokenizer",)
 """Tables whose kinds share all fields: changing ``kind`` keeps the other fields, unlike for other components."""
 
 
+class OptionOverride(str):
+    """An override ``a.b=value`` that an option such as ``--steps 10`` stands for.
+
+    Attributes:
+        option: the option with its value, which errors name in place of ``--set``.
+    """
+
+    option: str
+
+    def __new__(cls, override: str, option: str) -> Self:
+        """Create the override with the option that errors name."""
+        new = super().__new__(cls, override)
+        new.option = option
+        return new
+
+
 class Override(NamedTuple):
     """An override ``a.b=value``.
 
     Attributes:
         path: the parts of the field's dotted name.
         value: the text after ``=`` parsed as TOML, or as a string if it is not TOML.
-        text: the original text.
+        option: the option that sets the field, such as ``--set a.b=value``.
     """
 
     path: tuple[str, ...]
     value: Any
-    text: str
+    option: str
 
     @property
     def depth(self) -> int:
@@ -183,6 +199,13 @@ class Override(NamedTuple):
         for depth in range(len(self.path) - 1, 0, -1):
             value = {self.path[depth]: value}
         return merge_tables(raw, {self.path[0]: value}, whole=len(self.path))
+
+    def is_named_in(self, message: str, table: tuple[str, ...]) -> bool:
+        """Return whether a message about a table names the field: by a dotted name, or within the table by its last part."""
+        names = [tuple(name.strip(".").split(".")) for name in re.findall(r"[\w.-]+", message)]
+        path = self.path[:-1] if self.path[-1] == "kind" else self.path
+        dotted = [name for name in names if len(name) > 1]
+        return any(path[: len(name)] == name[: len(path)] for name in dotted) or (bool(table) and path[-1:] in names)
 
 
 def parse_override(text: str) -> Override:
@@ -206,7 +229,8 @@ def parse_override(text: str) -> Override:
         parsed = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
         parsed = {}
-    return Override(path, parsed["value"] if list(parsed) == ["value"] else value.strip(), text)
+    option = text.option if isinstance(text, OptionOverride) else f"--set {text}"
+    return Override(path, parsed["value"] if list(parsed) == ["value"] else value.strip(), option)
 
 
 def merge_tables(base: Mapping[str, Any], top: Mapping[str, Any], whole: int = -1) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Collection, Sequence
 
 from transom.config.recipe import Recipe
+from transom.config.toml_input import OptionOverride
 from transom.errors import ConfigError
 
 SHARED_FIELDS = ("training.seed", "training.max_steps")
@@ -30,10 +31,10 @@ def short_run_overrides(recipe: Recipe, steps: int) -> list[str]:
     """Return the overrides that shorten a training run to ``steps`` optimizer steps.
 
     The learning rate warmup is shortened in proportion, and the run validates about ten times. The time limit and early stopping are
-    disabled.
+    disabled. Errors name ``--steps``.
     """
     warmup = max(recipe.training.schedule.warmup_steps * steps // recipe.training.max_steps, 1)
-    return [
+    short = [
         f"training.max_steps={steps}",
         "training.max_minutes=none",
         "training.patience=none",
@@ -42,6 +43,7 @@ def short_run_overrides(recipe: Recipe, steps: int) -> list[str]:
         f"training.checkpoint_every={steps}",
         f"training.log_every={max(steps // 20, 1)}",
     ]
+    return [OptionOverride(override, f"--steps {steps}") for override in short]
 
 
 def mean_and_std(values: Sequence[float]) -> dict[str, float]:
