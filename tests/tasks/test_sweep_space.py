@@ -75,6 +75,11 @@ def test_values_are_parsed_by_the_type_of_the_field() -> None:
     assert not decay.is_integer, "the field is no whole number, although the ends are"
 
 
+def test_equal_values_of_a_list_count_once_and_one_is_allowed_beside_others() -> None:
+    rate, dropout = parse_axes("copy", [], ["training.learning_rate=1e-3,0.001,2e-3", "model.dropout=0.1"], [])
+    assert rate.values == ("1e-3", "2e-3") and dropout.values == ("0.1",)
+
+
 @pytest.mark.parametrize(
     ("over", "message"),
     [
@@ -86,6 +91,21 @@ def test_values_are_parsed_by_the_type_of_the_field() -> None:
         (["training.schedule=cosine..wsd"], "expected a field that is a number and two numbers for a range, found others"),
         (["model.d_ff=16..16.5"], "--over model.d_ff=16..16.5: model.d_ff: expected a whole number, found 16.5"),
         (["model.dropout=0..inf"], "--over model.dropout=0..inf: model.dropout: expected a "),
+        (["training.learning_rate=1e-3..0.001"], "expected a range between two different numbers, found 1e-3 twice; change one of them"),
+        (["training.learning_rate=.."], "--over training.learning_rate=..: expected FIELD=LOW..HIGH or FIELD=A,B,C, found neither; write "),
+        (["training.learning_rate=1e-3.."], "expected FIELD=LOW..HIGH or FIELD=A,B,C, found neither; write training.learning_rate=1e-4"),
+        (["training.learning_rate=1e-3"], "=1e-3: expected at least two different values to compare, found one; add values as in FIELD=A"),
+        (["training.learning_rate=1e-3,", "model.dropout=0.1, 1e-1"], "expected at least two different values to compare, found one"),
+        (["training.learning_rate=1e-3,0.001"], "expected at least two different values to compare, found one"),
+        (["modl.dropout=1,2"], "--over modl.dropout=1,2: unknown field modl; did you mean model?"),
+        (["foo=1,2"], "--over foo=1,2: unknown field foo; fields of a recipe are task, data, model, training, parallel"),
+        (["model=1,2"], "--over model=1,2: expected a field, found the table model; choose one of its fields: model.kind, model."),
+        (["model=1..2"], "--over model=1..2: expected a field, found the table model; choose one of its fields: model.kind, model."),
+        (
+            ["model.d_model=32..64"],
+            "--over model.d_model=32..64: model: d_model 33 is not a multiple of n_heads 4; change one of them or set d_head; or list the"
+            " numbers that fit, as in --over model.d_model=32,64",
+        ),
         (["training.learning_rate=1e-2..1e-4"], "expected a range from a lower to a higher number, found 1e-2 and 1e-4; exchange them"),
         (["model.dropout=0,2"], "--over model.dropout=0,2: model.dropout: expected a number less than 1, found 2"),
         (["model.dropout"], "--over model.dropout: expected FIELD=LOW..HIGH or FIELD=A,B,C, found neither"),

@@ -218,7 +218,8 @@ def check_recipe(raw: RawRecipe, context: str | None = None) -> Recipe:
         return schema.model_validate(raw.tables, context=context)
     except ValidationError as error:
         path, message = explain_error(error, schema, raw.tables)
-        raise ConfigError(f"{raw.place(path, message)}: {message}") from None
+        about = "" if message.startswith("unknown field ") else message  # any override in an unknown table is at fault
+        raise ConfigError(f"{raw.place(path, about)}: {message}") from None
 
 
 def data_flags(where: str | Path, overrides: Sequence[str] = ()) -> str:

@@ -9,11 +9,15 @@ from typing import Any, NamedTuple
 from transom.config.model_overrides import load_training_recipe
 from transom.config.recipe import Recipe
 from transom.config.schema import allowed_types
+from transom.config.toml_input import parse_override
 from transom.errors import ConfigError
 from transom.tasks.short_runs import check_compared_field
 
 MIN_LOG_RATIO = 10.0
 """A range above 0 is sampled on a logarithmic scale if its end is at least this many times its start."""
+
+N_CHECKED = 8
+"""Whole numbers at the start of a range that are checked before the sweep starts."""
 
 
 @dataclass(frozen=True)
@@ -80,29 +84,51 @@ def parse_axes(base: str, overrides: Sequence[str], over: Sequence[str], shared:
         shared: fields that all configurations share.
 
     Raises:
-        ConfigError: one is malformed, its field is unknown or shared, or its values do not fit the field.
+        ConfigError: one is malformed, its field is unknown or shared, or its values do not fit the field; or no field has two values.
     """
-    axes = list[Axis]()
+    axes, recipe = list[Axis](), load_training_recipe(base, overrides)[0]
     for text in over:
         field, equals, written = (part.strip() for part in text.partition("="))
-        if not (equals and field and written.strip(", ")):
+        low, dots, high = (part.strip() for part in written.partition(".."))
+        if not (equals and field and written.strip(", ")) or (dots and not (low and high)):
             raise ConfigError(
                 f"--over {text}: expected FIELD=LOW..HIGH or FIELD=A,B,C, found neither; write training.learning_rate=1e-4..1e-2"
             )
-        check_compared_field(f"--over {text}", field, shared)
+        _check_field(recipe, text, field, shared)
         if field in [axis.field for axis in axes]:
             raise ConfigError(f"--over {text}: expected each field once, found {field} twice; give all its values at once")
-        axes.append(_parse_axis(base, overrides, text, field, written))
+        axes.append(_parse_range(base, overrides, text, field, low, high) if dots else _parse_list(base, overrides, text, field, written))
+    if axes and all(len(axis.values) == 1 for axis in axes):
+        raise ConfigError(
+            f"--over {over[0]}: expected at least two different values to compare, found one; add values as in FIELD=A,B,C, or give a range"
+            " as in FIELD=LOW..HIGH"
+        )
     return axes
 
 
-def _parse_axis(base: str, overrides: Sequence[str], text: str, field: str, written: str) -> Axis:
-    low, dots, high = written.partition("..")
-    values = (low, high) if dots else tuple(split_values(written))
-    recipes = [_load(base, overrides, f"{field}={value}", text) for value in values]
-    if not dots:
-        return Axis(field, values)
-    types = allowed_types(_field_info(recipes[0], field))
+def _check_field(recipe: Recipe, text: str, field: str, shared: Sequence[str]) -> None:
+    """Check that runs may differ in a field; an unknown one is found when the first value is loaded."""
+    if field in ("model", "training"):
+        names = ", ".join(f"{field}.{name}" for name in type(getattr(recipe, field)).model_fields)
+        raise ConfigError(f"--over {text}: expected a field, found the table {field}; choose one of its fields: {names}")
+    if field.partition(".")[0] in type(recipe).model_fields:
+        check_compared_field(f"--over {text}", field, shared)
+
+
+def _parse_list(base: str, overrides: Sequence[str], text: str, field: str, written: str) -> Axis:
+    """Parse a list; of equal values, such as ``1e-3`` and ``0.001``, only the first one is kept."""
+    values, parsed = list[str](), list[Any]()
+    for value in split_values(written):
+        _load(base, overrides, f"{field}={value}", text)
+        if (found := parse_override(f"{field}={value}").value) not in parsed:
+            parsed.append(found)
+            values.append(value)
+    return Axis(field, tuple(values))
+
+
+def _parse_range(base: str, overrides: Sequence[str], text: str, field: str, low: str, high: str) -> Axis:
+    recipe, _ = [_load(base, overrides, f"{field}={value}", text) for value in (low, high)]
+    types = allowed_types(_field_info(recipe, field))
     try:
         ends = float(low), float(high)
     except ValueError:
@@ -112,9 +138,22 @@ def _parse_axis(base: str, overrides: Sequence[str], text: str, field: str, writ
         raise ConfigError(
             f"--over {text}: expected a field that is a number and two numbers for a range, found others; list the values as A,B,C"
         )
-    if ends[0] >= ends[1]:
+    if ends[0] == ends[1]:
+        raise ConfigError(f"--over {text}: expected a range between two different numbers, found {low} twice; change one of them")
+    if ends[0] > ends[1]:
         raise ConfigError(f"--over {text}: expected a range from a lower to a higher number, found {low} and {high}; exchange them")
+    if is_integer:
+        _check_whole_numbers(base, overrides, text, field, int(ends[0]), int(ends[1]))
     return Axis(field, (), *ends, is_integer)
+
+
+def _check_whole_numbers(base: str, overrides: Sequence[str], text: str, field: str, low: int, high: int) -> None:
+    """Check that the field takes whole numbers after the first one, and not only multiples of another field."""
+    for number in range(low + 1, min(low + N_CHECKED, high)):
+        try:
+            _load(base, overrides, f"{field}={number}", text)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; or list the numbers that fit, as in --over {field}={low},{high}") from None
 
 
 def _load(base: str, overrides: Sequence[str], override: str, text: str) -> Recipe:
