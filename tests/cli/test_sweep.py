@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.conftest import Call, sets
 from transom.checkpoints.run_folder import RunFolder
+from transom.cli.sweep import _format
 from transom.config.recipe import load_recipe
 from transom.tasks import run_pages
 from transom.tasks import sweep as module
@@ -209,6 +210,10 @@ def test_a_damaged_history_is_an_error_and_no_divergence(transom: Call, tmp_path
     shutil.rmtree(run)
     value = transom(*ONE, "--out", tmp_path, "--json").json
     assert f"{value['configurations'][0]['metric']['mean']:.4f}" in done.out and value["configurations"][0]["metric"]["std"] is None
+
+
+def test_a_huge_metric_has_significant_digits() -> None:
+    assert [_format(value, 4) for value in (2.80004, 99999.0, 1.2345678e30)] == ["2.8000", "99999.0000", "1.2346e+30"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """``transom sweep``: a search over fields of a recipe by successive halving."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +25,9 @@ transom sweep my.toml --over training.optimizer=adamw,muon --over model.n_layers
 
 PICTURE = "sweep.svg"
 """File name of the picture in the folder of the sweep."""
+
+MAX_DECIMAL = 1e5
+"""Metrics from here on have significant digits instead of decimals."""
 
 app = typer.Typer(add_completion=False)
 
@@ -75,6 +78,7 @@ def sweep(
     with defer_signals():
         from transom.tasks.progress import show_progress
         from transom.tasks.sweep import Sweep
+        from transom.tasks.sweep_space import parse_axes
 
     all_overrides = [*file_overrides(recipe, overrides or [], files), *(overrides or [])]
     folder = out or Path("runs") / f"sweep-{Path(recipe).stem}"
@@ -95,12 +99,13 @@ def sweep(
         raise DivergedError(
             f"{folder}: expected a configuration that converges, found that all {len(rows)} diverged; search over lower learning rates"
         )
-    _draw(search, recipe, rows[0], folder, as_json)
+    is_log = {axis.field: axis.is_log for axis in parse_axes(recipe, all_overrides, over, ()) if not axis.values}
+    _draw(search, recipe, rows, folder, is_log, as_json)
     print_result(value, as_json, [*_table(search, rows), *_conclusion(search, rows, folder)])
     return 0
 
 
-def _draw(search: "Sweep", recipe: str, best: "SweepRow", folder: Path, as_json: bool) -> None:
+def _draw(search: "Sweep", recipe: str, rows: Sequence["SweepRow"], folder: Path, is_log: Mapping[str, bool], as_json: bool) -> None:
     """Draw the picture; without matplotlib, say how to get it."""
     if find_spec("matplotlib") is None:
         if not as_json:
@@ -110,7 +115,9 @@ def _draw(search: "Sweep", recipe: str, best: "SweepRow", folder: Path, as_json:
 
     metric = search.metric
     title = f"{metric.name} ({metric.unit})" if metric.unit else metric.name
-    save_picture(sweep_picture(Path(recipe).stem, title, search.points, best.configuration.number + 1), folder / PICTURE)
+    seeds = {(row.configuration.number + 1, row.rung): row.metrics for row in rows if len(row.metrics) > 1}
+    points = [point._replace(seeds=seeds.get((point.configuration, point.rung), ())) for point in search.points]
+    save_picture(sweep_picture(Path(recipe).stem, title, points, rows[0].configuration.number + 1, is_log), folder / PICTURE)
 
 
 def _table(search: "Sweep", rows: Sequence["SweepRow"]) -> list[str]:
@@ -120,7 +127,7 @@ def _table(search: "Sweep", rows: Sequence["SweepRow"]) -> list[str]:
     cells = [["rank", *fields, *[metric.name, "std"][:n_figures], "steps", "seconds", "folder"]]
     for rank, row in enumerate(rows, 1):
         figures: dict[str, Any] = row.to_json()["metric"]
-        shown = (["diverged", ""] if row.diverged else [f"{figures[name]:.{metric.digits}f}" for name in ("mean", "std")])[:n_figures]
+        shown = (["diverged", ""] if row.diverged else [_format(figures[name], metric.digits) for name in ("mean", "std")])[:n_figures]
         values = row.configuration.values.values()
         cells.append([str(rank), *values, *shown, f"{row.steps:,}", f"{row.seconds:,.0f}", row.configuration.folder])
     unit = f", in {metric.unit}" if metric.unit else ""
@@ -130,6 +137,11 @@ def _table(search: "Sweep", rows: Sequence["SweepRow"]) -> list[str]:
         f"{metric.name} of the best validation of each run{unit}; {spread}",
         *(f"diverged: {row.diverged}" for row in rows if row.diverged),
     ]
+
+
+def _format(value: float, digits: int) -> str:
+    """Format a metric with some decimals, or a huge one with five significant digits."""
+    return f"{value:.{digits}f}" if abs(value) < MAX_DECIMAL else f"{value:.5g}"
 
 
 def _conclusion(search: "Sweep", rows: Sequence["SweepRow"], folder: Path) -> list[str]:

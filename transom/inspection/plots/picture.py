@@ -196,6 +196,8 @@ def set_log_scale(axes: "Axes") -> None:
     low, high = axes.get_xlim()
     wide = high / low >= MIN_DECADES_RATIO
     axes.xaxis.set_minor_formatter(lambda value, _: "" if wide or f"{value:e}"[0] not in "25" else f"{value:g}")
+    major, minor = axes.xaxis.get_major_ticks()[0], axes.xaxis.get_minor_ticks()[0]
+    axes.tick_params("x", which="minor", pad=major.get_tick_padding() + major.get_pad() - minor.get_tick_padding())
 
 
 MIN_DECADES_RATIO = 100.0

@@ -21,7 +21,10 @@ MAX_LABEL_CHARACTERS = 24
 """Names with more characters in all are written upright."""
 
 LOG_RATIO = 10.0
-"""Positive values of a field whose ratio is at least this have a logarithmic axis."""
+"""Positive values of a list whose ratio is at least this have a logarithmic axis."""
+
+MAX_COLUMNS = 3
+"""Panels side by side; further ones are in further rows."""
 
 
 class SweepPoint(NamedTuple):
@@ -33,6 +36,7 @@ class SweepPoint(NamedTuple):
         rung: number of the rung, from 1.
         steps: steps after which the metric was measured.
         metric: the metric, as the mean over the seeds; NaN if a run diverged.
+        seeds: the metric of each seed, if they are to be drawn.
     """
 
     configuration: int
@@ -40,9 +44,10 @@ class SweepPoint(NamedTuple):
     rung: int
     steps: int
     metric: float
+    seeds: tuple[float, ...] = ()
 
 
-def sweep_picture(name: str, metric: str, points: Sequence[SweepPoint], best: int) -> Picture:
+def sweep_picture(name: str, metric: str, points: Sequence[SweepPoint], best: int, is_log: Mapping[str, bool]) -> Picture:
     """Draw a panel per field: the values of all configurations against the metric, with a marker per rung.
 
     Args:
@@ -50,35 +55,55 @@ def sweep_picture(name: str, metric: str, points: Sequence[SweepPoint], best: in
         metric: name of the metric, with its unit.
         points: all measurements; at least one is finite.
         best: number of the best configuration.
+        is_log: whether each field with a range is sampled on a logarithmic scale, as its axis is then; lists are left out.
     """
     fields = list(points[0].values)
     at_best = [point for point in points if point.configuration == best][-1]
 
+    n_columns = min(len(fields), MAX_COLUMNS)
+    n_rows = math.ceil(len(fields) / n_columns)
+
     def draw(figure: "Figure") -> None:
-        panels = figure.subplots(1, len(fields), squeeze=False, sharey=True)[0]
+        grid = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True)
+        panels = grid.flatten()
         low, high = _shown([point.metric for point in points])
+        drawn = [low, high, *(seed for point in points if low <= point.metric <= high for seed in point.seeds)]
+        low, high = min(drawn), max(drawn)
         margin = 0.08 * (high - low or 1.0)
         panels[0].set_ylim(low - margin, high + margin)
-        for axes, field in zip(panels, fields, strict=True):
-            _draw_field(axes, field, points, at_best)
-        panels[0].set_ylabel(f"validation {metric}")
+        for axes, field in zip(panels, fields, strict=False):
+            _draw_field(axes, field, points, at_best, is_log.get(field))
+        for axes in panels[len(fields) :]:
+            axes.remove()
+        for axes in grid[:, 0]:
+            axes.set_ylabel(f"validation {metric}")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
 
     n = len({point.configuration for point in points})
     n_diverged = len({point.configuration for point in points if math.isnan(point.metric)})
-    chosen = ", ".join(f"{field} = {value}" for field, value in at_best.values.items())
+    chosen = _join([f"{field} = {value}" for field, value in at_best.values.items()])
+    n_rungs = max(point.rung for point in points)
     alt = (
-        f"Validation {metric} of {n} configurations of {name} over {' and '.join(fields)}, at {max(p.rung for p in points)} rungs. Best is"
-        f" {chosen}, with {at_best.metric:.4g} after {at_best.steps:,} steps. {n_diverged or 'None'} diverged."
+        f"Validation {metric} of {n} configuration{'s' * (n > 1)} of {name} over {_join(fields)}, at {n_rungs} rung{'s' * (n_rungs > 1)}."
+        f" Best is {chosen}: {at_best.metric:.4g} after {at_best.steps:,} steps. {n_diverged or 'None'} diverged."
     )
     columns = ("configuration", *fields, "rung", "steps", metric)
     rows: list[tuple[Cell, ...]] = [
         (point.configuration, *point.values.values(), point.rung, point.steps, point.metric) for point in points
     ]
-    return Picture(f"Sweep of {name}", alt, columns, rows, draw, (max(3.2 * len(fields), 5.0), 4.2))
+    return Picture(f"Sweep of {name}", alt, columns, rows, draw, (max(3.2 * n_columns, 5.0), 0.9 + 3.3 * n_rows))
 
 
-def _draw_field(axes: "Axes", field: str, points: Sequence[SweepPoint], best: SweepPoint) -> None:
+def _join(parts: Sequence[str]) -> str:
+    """Join parts of a sentence.
+
+    >>> _join(["a", "b", "c"])
+    'a, b and c'
+    """
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def _draw_field(axes: "Axes", field: str, points: Sequence[SweepPoint], best: SweepPoint, is_log: bool | None) -> None:
     """Draw one panel; numbers have a numeric axis, and other values a place each."""
     written = list(dict.fromkeys(point.values[field] for point in points))
     numbers = [_number(value) for value in written]
@@ -91,6 +116,11 @@ def _draw_field(axes: "Axes", field: str, points: Sequence[SweepPoint], best: Sw
         style: Any = {"marker": MARKERS[(rung - 1) % len(MARKERS)], "color": CATEGORIES[(rung - 1) % len(CATEGORIES)]}
         label = f"{of_rung[0].steps:,} steps"
         axes.scatter([place[point.values[field]] for point in of_rung], [point.metric for point in of_rung], s=28, label=label, **style)
+    seeds = [(place[point.values[field]], seed) for point in finite for seed in point.seeds]
+    if seeds:
+        axes.scatter(*zip(*seeds, strict=True), s=14, marker="_", color="#000000", linewidths=0.9, label="each seed, at the last rung")
+        spread = [(place[point.values[field]], min(point.seeds), max(point.seeds)) for point in finite if point.seeds]
+        axes.vlines(*zip(*spread, strict=True), color="#000000", linewidths=0.7, zorder=0.5)
     bottom, top = axes.get_ylim()
     outside = {
         ("diverged", "x", top): [point for point in points if not math.isfinite(point.metric)],
@@ -108,7 +138,7 @@ def _draw_field(axes: "Axes", field: str, points: Sequence[SweepPoint], best: Sw
         axes.set_xticks(range(len(written)), written)
         axes.set_xlim(-0.5, len(written) - 0.5)
         axes.tick_params("x", rotation=0 if sum(map(len, written)) <= MAX_LABEL_CHARACTERS else 90)
-    elif min(numbers) > 0 and max(numbers) / min(numbers) >= LOG_RATIO:
+    elif (min(numbers) > 0 and max(numbers) / min(numbers) >= LOG_RATIO) if is_log is None else is_log:
         set_log_scale(axes)
 
 
