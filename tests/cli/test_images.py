@@ -140,8 +140,7 @@ def test_a_damaged_file_leaves_the_others_answered(transom: Call, seeing: Path, 
     assert (found.code, found.out) == (2, alone.out)
     assert found.err.splitlines() == [
         f"error: {bad}: expected an image, found a file that cannot be decoded (cannot identify image file); repair or remove it",
-        f"error: {tmp_path}/odd\\x1b.jpg: expected an image, found a file that cannot be read: No such file or directory; check its"
-        " permissions",
+        f"error: {tmp_path}/odd\\x1b.jpg: expected an image, found no such file; check the path",
         "error: expected images that can be read, found 2 of 4 that cannot: the others are answered; repair or remove those named above",
     ]
     records = transom("classify", seeing, *files, "--json").json
@@ -199,7 +198,7 @@ def test_mistakes_are_told_in_one_line(transom: Call, seeing: Path, photos: Path
     (tmp_path / "bad.jpg").write_text("not an image")
     assert "bad.jpg: expected an image, found" in transom("classify", seeing, tmp_path / "bad.jpg").error
     assert "bad: expected a file, found a folder" in transom("classify", seeing, tmp_path / "bad").error
-    assert "found a file that cannot be read: No such file" in transom("classify", seeing, tmp_path / "none.jpg").error
+    assert "expected an image, found no such file; check the path" in transom("classify", seeing, tmp_path / "none.jpg").error
     assert "expected labeled images, found nothing" in transom("classify", seeing, "--labeled-data", tmp_path / "none").error
     os.mkfifo(tmp_path / "pipe")
     assert "expected labeled images, found a device or a pipe" in transom("classify", seeing, "--labeled-data", tmp_path / "pipe").error

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from transom.config.data import PairFilesConfig
 from transom.data.pairs.pairs import Pairs, first_misaligned_line, load_pairs, split_validation
+from transom.data.text.tabular import table_suffix
 from transom.errors import ConfigError, DataError
 
 BOTH = (["A dog.", 'Two\tmen, "well"'], ["Ein Hund.", "Zwei Männer"])
@@ -199,3 +200,9 @@ def test_split_is_stable_and_of_the_share() -> None:
 def test_take_keeps_lines() -> None:
     pairs = Pairs(["a", "b", "c"], ["x", "y", "z"], "n", [1, 4, 9]).select([2, 0], "some")
     assert pairs == Pairs(["c", "a"], ["z", "x"], "some", [9, 1])
+
+
+def test_a_missing_file_without_an_ending_is_said_to_be_missing(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", tmp_path / ("x" * 5000)):
+        with pytest.raises(ConfigError, match=r"no such file or folder; check the path$"):
+            table_suffix(path)

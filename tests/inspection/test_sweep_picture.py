@@ -1,5 +1,6 @@
 """The picture of a sweep: axes as the fields are sampled, few panels per row, and the spread over the seeds."""
 
+import math
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -40,6 +41,11 @@ def test_labels_between_powers_of_ten_are_as_low_as_the_others() -> None:
     labels = [label for ticks in (axis.get_major_ticks(), axis.get_minor_ticks()) for tick in ticks if (label := tick.label1).get_text()]
     assert {label.get_text() for label in labels} >= {"0.001", "0.002"}
     assert len({round(label.get_window_extent().y0, 1) for label in labels}) == 1
+
+
+def test_a_range_of_many_powers_with_a_diverged_configuration_is_drawn() -> None:
+    points = [SweepPoint(i + 1, {FIELDS[0]: rate}, 1, 5, loss) for i, (rate, loss) in enumerate((("1e-3", 3.0), ("1e30", math.nan)))]
+    assert "1 diverged" in (shown := sweep_picture("copy", "loss", points, 1, {})).alt and drawn(shown).axes[0].get_xscale() == "log"
 
 
 def test_a_row_has_at_most_three_panels() -> None:

@@ -164,6 +164,8 @@ def read_file(file: Path) -> bytes:
     try:
         with open_regular_file(file, UnreadableFileError) as opened:
             data = opened.read(MAX_IMAGE_BYTES + 1)
+    except FileNotFoundError as error:
+        raise UnreadableFileError(f"{file}: expected an image, found no such file; check the path", str(error.strerror)) from error
     except OSError as error:
         message = f"{file}: expected an image, found a file that cannot be read: {error.strerror}; check its permissions"
         raise UnreadableFileError(message, str(error.strerror)) from error

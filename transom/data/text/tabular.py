@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,10 +82,12 @@ def table_suffix(path: Path) -> str:
     """Return the suffix of a tabular file in lower case, ignoring ``.gz``.
 
     Raises:
-        ConfigError: the suffix is none of ``SUFFIXES``.
+        ConfigError: the suffix is none of ``SUFFIXES``, or it is that of no file.
     """
     suffix = _suffix(path)
     if suffix not in SUFFIXES:
+        if not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
+            raise ConfigError(f"{path}: no such file or folder; check the path")
         raise ConfigError(
             f"{path}: expected a .tsv, .csv, .jsonl, .json or .parquet file (.gz too), found {suffix or 'no suffix'!r}; give another file"
         )

@@ -191,13 +191,15 @@ def heat_map(axes: "Axes", values: Any, vmin: float, vmax: float, colors: str = 
 
 def set_log_scale(axes: "Axes") -> None:
     """Make the x axis logarithmic, with plain numbers at powers of ten, since the style does not set formulas."""
+    from matplotlib import rcParams
+
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     low, high = axes.get_xlim()
     wide = high / low >= MIN_DECADES_RATIO
     axes.xaxis.set_minor_formatter(lambda value, _: "" if wide or f"{value:e}"[0] not in "25" else f"{value:g}")
-    major, minor = axes.xaxis.get_major_ticks()[0], axes.xaxis.get_minor_ticks()[0]
-    axes.tick_params("x", which="minor", pad=major.get_tick_padding() + major.get_pad() - minor.get_tick_padding())
+    rc: Any = rcParams  # minor ticks are shorter; their labels shall be as low as those of major ones
+    axes.tick_params("x", which="minor", pad=rc["xtick.major.size"] + rc["xtick.major.pad"] - rc["xtick.minor.size"])
 
 
 MIN_DECADES_RATIO = 100.0
