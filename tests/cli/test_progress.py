@@ -38,14 +38,26 @@ def test_the_bar_of_a_translation(trained: Trained, transom: Call) -> None:
 
 
 def test_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    clock = iter(range(0, 1000, 11))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
-    with progress.show_progress("sentences", quiet=False) as notify:
-        notify(5, 20)
-    with progress.show_progress("sentences", quiet=True) as notify:
-        notify(5, 20)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("5/20 sentences  ") and line.endswith(" left")
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    for quiet in (False, True):
+        with progress.show_progress("sentences", quiet) as notify:
+            for done, seconds in ((5, 60.0), (6, 1.0), (10, 19.0)):  # 60 s of set-up and for the first five
+                now += seconds
+                notify(done, 20)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["5/20 sentences", "10/20 sentences  0.25/s  40 s left"]
+
+
+def test_the_rate_is_measured_from_the_first_call_and_leaves_out_the_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    rate = progress._Rate()
+    told = []
+    for done, seconds in ((0, 60.0), (1, 2.0), (4, 6.0)):
+        now += seconds
+        told.append(rate(done, 10))
+    assert told == ["", "0.5/s  18 s left", "0.5/s  12 s left"]
 
 
 def test_skipped_steps_name_their_lines(capsys: pytest.CaptureFixture[str]) -> None:

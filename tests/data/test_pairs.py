@@ -203,6 +203,5 @@ def test_take_keeps_lines() -> None:
 
 
 def test_a_missing_file_without_an_ending_is_said_to_be_missing(tmp_path: Path) -> None:
-    for path in (tmp_path / "none", tmp_path / ("x" * 5000)):
-        with pytest.raises(ConfigError, match=r"no such file or folder; check the path$"):
-            table_suffix(path)
+    with pytest.raises(ConfigError, match=r"none: no such file or folder; check the path$"):
+        table_suffix(tmp_path / "none")

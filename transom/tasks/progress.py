@@ -199,6 +199,8 @@ def validation_line(event: ValidationFinished) -> str:
 def show_progress(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """Show the number of finished items, their rate and the remaining time on standard error.
 
+    The rate is measured from the first call, so that it leaves out the set-up.
+
     The context manager yields a function. The caller calls it with the number of finished items and the total number of items.
 
     Args:
@@ -208,29 +210,39 @@ def show_progress(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]
     if quiet:
         yield lambda done, total: None
     elif live():
-        start = time.monotonic()
+        rate = _Rate()
         with _bar("{task.completed:,.0f}/{task.total:,.0f} {task.description}", "{task.fields[rate]}") as bar:
             task = bar.add_task(what, total=1, rate="")
-            yield lambda done, total: bar.update(task, completed=done, total=total, rate=_rate(done, total, start))
+            yield lambda done, total: bar.update(task, completed=done, total=total, rate=rate(done, total))
     else:
         yield _Lines(what)
 
 
 class _Lines:
     def __init__(self, what: str) -> None:
-        self._what = what
-        self._start = self._last = time.monotonic()
+        self._what, self._rate = what, _Rate()
+        self._last = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
+        now, rate = time.monotonic(), self._rate(done, total)
         if now - self._last > SECONDS_BETWEEN_LINES:
             self._last = now
-            note(f"{format_count(done)}/{format_count(total)} {self._what}  {_rate(done, total, self._start)}")
+            note(f"{format_count(done)}/{format_count(total)} {self._what}  {rate}".rstrip())
 
 
-def _rate(done: int, total: int, start: float) -> str:
-    seconds = max(time.monotonic() - start, 1e-6)
-    return f"{format_compact(done / seconds)}/s  {format_duration((total - done) * seconds / max(done, 1))} left"
+class _Rate:
+    """Formats the rate and the remaining time since the first call, which gives an empty text."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+
+    def __call__(self, done: int, total: int) -> str:
+        now = time.monotonic()
+        start, done_before = self._first = self._first or (now, done)
+        if done <= done_before:
+            return ""
+        seconds, n = max(now - start, 1e-6), done - done_before
+        return f"{format_compact(n / seconds)}/s  {format_duration((total - done) * seconds / n)} left"
 
 
 def _bar(*texts: str) -> Any:

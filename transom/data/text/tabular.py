@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,7 +85,7 @@ def table_suffix(path: Path) -> str:
     """
     suffix = _suffix(path)
     if suffix not in SUFFIXES:
-        if not os.path.exists(path):  # unlike Path.exists, False for a name that is too long
+        if not path.exists():
             raise ConfigError(f"{path}: no such file or folder; check the path")
         raise ConfigError(
             f"{path}: expected a .tsv, .csv, .jsonl, .json or .parquet file (.gz too), found {suffix or 'no suffix'!r}; give another file"
