@@ -186,7 +186,7 @@ def load_planned(name: str, overrides: Sequence[str], vocab_size: int | None) ->
         for override in map(parse_override, overrides):
             if override.path[0] != "model" and override.path != ("training", "activation_checkpointing"):
                 raise ConfigError(
-                    f"--set {override.text}: expected a field of the model, such as model.n_layers, or training.activation_checkpointing;"
+                    f"{override.option}: expected a field of the model, such as model.n_layers, or training.activation_checkpointing;"
                     " leave it out"
                 )
             tables = override.applied(tables)

@@ -118,7 +118,8 @@ def _draw_field(axes: "Axes", field: str, points: Sequence[SweepPoint], best: Sw
         axes.scatter([place[point.values[field]] for point in of_rung], [point.metric for point in of_rung], s=28, label=label, **style)
     seeds = [(place[point.values[field]], seed) for point in finite for seed in point.seeds]
     if seeds:
-        axes.scatter(*zip(*seeds, strict=True), s=14, marker="_", color="#000000", linewidths=0.9, label="each seed, at the last rung")
+        style = {"marker": "_", "color": "#000000", "linewidths": 0.9, "label": "each seed, at the last rung"}
+        axes.scatter([at for at, _ in seeds], [seed for _, seed in seeds], s=14, **style)
         spread = [(place[point.values[field]], min(point.seeds), max(point.seeds)) for point in finite if point.seeds]
         axes.vlines(*zip(*spread, strict=True), color="#000000", linewidths=0.7, zorder=0.5)
     bottom, top = axes.get_ylim()
