@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -96,7 +97,7 @@ def profiled(step: Callable[[], Any], rounds: int) -> dict[str, float]:
 def budget_workloads(system: str, family: Family, rounds: int, compiled: bool) -> dict[str, Callable[[], StepBudget]]:
     """Return by mode a call that measures training steps of a system, "transom" or "transformers"."""
     workloads = transom_workloads(family) if system == "transom" else transformers_workloads(family, compiled)
-    return {mode: lambda step=step: measure_step(step, rounds) for (name, mode), step in workloads.items() if name == "training"}  # type: ignore[misc]
+    return {mode: partial(measure_step, step, rounds) for (name, mode), step in workloads.items() if name == "training"}
 
 
 def measure_family(family: Family, rounds: int, threads: int, compiled: bool) -> dict[str, StepBudget]:

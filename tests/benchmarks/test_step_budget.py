@@ -44,7 +44,7 @@ def test_times_are_those_of_the_operations() -> None:
 
 
 def test_steps_are_timed_without_the_profiler_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the profiler adds does not count."""
+    """Leave out the time that the profiler adds."""
     adding = list[bool]()
     real = step_budget.profiled
 

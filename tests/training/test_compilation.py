@@ -51,10 +51,10 @@ def _free_graphs() -> Iterator[None]:
     trim_malloc()
 
 
-def losses(name: str, compiled: bool, fields: dict[str, Any] = {}, **options: Any) -> list[float]:  # noqa: B006 - never changed
+def losses(name: str, compiled: bool, fields: dict[str, Any] | None = None, **options: Any) -> list[float]:
     """Return the losses of three steps on batches of several lengths."""
     torch.manual_seed(1)
-    model = build_model(TypeAdapter(AnyModel).validate_python(MODELS[name] | fields)).train()
+    model = build_model(TypeAdapter(AnyModel).validate_python(MODELS[name] | (fields or {}))).train()
     if compiled:
         compile_training_passes(model, **({"backend": "eager"} | options))
     step = TrainStep(model, build_optimizer(model, SGD, torch.float32), TRAINING, torch.float32, CrossEntropy(0.1))

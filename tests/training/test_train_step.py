@@ -90,7 +90,7 @@ class CountWaits(TorchDispatchMode):
 
 
 def test_micro_batches_do_not_wait_for_the_device() -> None:
-    """Of a step, only the norm of the gradients is read by such an operation; the losses are read together at its end."""
+    """Read one number per step, the norm of the gradients; the losses are fetched together at the end of the step."""
     for n_micro_batches in (1, 8):
         train_step, micro_batches = prepared(tiny(dropout=0.1), n_micro_batches)
         assert sum(batch.n_target_tokens for batch in micro_batches) > 0, "counted before the batches are moved"

@@ -2,6 +2,7 @@
 
 from transom.cli.output import align_columns
 from transom.cli.plan_table import format_bytes
+from transom.data.reports.findings import count_noun
 from transom.inspection.pages.number_format import format_percent
 from transom.planning.hardware import describe_rate
 from transom.training.step_profile import StepProfile
@@ -26,11 +27,10 @@ def _parts(found: StepProfile, unit: str) -> list[str]:
     rows = [["", "ms", "share"]]
     rows += [[name, _milliseconds(seconds), format_percent(seconds / whole, 1)] for name, seconds in found.parts.items()]
     rate = describe_rate(found.utilization * found.peak_flops, found.peak_flops)
-    threads = f"{found.threads} thread{'s' * (found.threads != 1)}"
     of = f"median of {found.steps:,} steps" if found.steps > 1 else "one step"
     return [
-        f"{found.name}: a step takes {_milliseconds(found.seconds)} ms in {found.precision} with {threads}, {of} of"
-        f" {found.tokens:,.0f} {unit}",
+        f"{found.name}: a step takes {_milliseconds(found.seconds)} ms in {found.precision} with {count_noun(found.threads, 'thread')},"
+        f" {of} of {found.tokens:,.0f} {unit}",
         f"matrix products: {found.flops:.3g} FLOPs per step, {rate}",
         f"the profiler adds {found.overhead:+.1%}; the times below are those of a step with it, {_milliseconds(whole)} ms",
         *_table([*rows, ["sum", _milliseconds(whole), ""]]),

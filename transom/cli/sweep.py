@@ -1,6 +1,6 @@
 """``transom sweep``: a search over fields of a recipe by successive halving."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,7 +78,6 @@ def sweep(
     with defer_signals():
         from transom.tasks.progress import show_progress
         from transom.tasks.sweep import Sweep
-        from transom.tasks.sweep_space import parse_axes
 
     all_overrides = [*file_overrides(recipe, overrides or [], files), *(overrides or [])]
     folder = out or Path("runs") / f"sweep-{Path(recipe).stem}"
@@ -99,13 +98,12 @@ def sweep(
         raise DivergedError(
             f"{folder}: expected a configuration that converges, found that all {len(rows)} diverged; search over lower learning rates"
         )
-    is_log = {axis.field: axis.is_log for axis in parse_axes(recipe, all_overrides, over, ()) if not axis.values}
-    _draw(search, recipe, rows, folder, is_log, as_json)
+    _draw(search, recipe, rows, folder, as_json)
     print_result(value, as_json, [*_table(search, rows), *_conclusion(search, rows, folder)])
     return 0
 
 
-def _draw(search: "Sweep", recipe: str, rows: Sequence["SweepRow"], folder: Path, is_log: Mapping[str, bool], as_json: bool) -> None:
+def _draw(search: "Sweep", recipe: str, rows: Sequence["SweepRow"], folder: Path, as_json: bool) -> None:
     """Draw the picture; without matplotlib, say how to get it."""
     if find_spec("matplotlib") is None:
         if not as_json:
@@ -115,6 +113,7 @@ def _draw(search: "Sweep", recipe: str, rows: Sequence["SweepRow"], folder: Path
 
     metric = search.metric
     title = f"{metric.name} ({metric.unit})" if metric.unit else metric.name
+    is_log = {axis.field: axis.is_log for axis in search.axes if not axis.values}
     seeds = {(row.configuration.number + 1, row.rung): row.metrics for row in rows if len(row.metrics) > 1}
     points = [point._replace(seeds=seeds.get((point.configuration, point.rung), ())) for point in search.points]
     save_picture(sweep_picture(Path(recipe).stem, title, points, rows[0].configuration.number + 1, is_log), folder / PICTURE)

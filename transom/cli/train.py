@@ -1,7 +1,5 @@
 """``transom train``: train a model, or one model per seed."""
 
-import math
-import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -247,13 +245,13 @@ def _result_lines(result: "RunResult") -> list[str]:
 
 def _seed_statistics(results: Sequence["RunResult"]) -> dict[str, dict[str, float]]:
     """Return the mean and the sample standard deviation over seeds of each validation metric; NaN as the deviation of one seed."""
+    from transom.tasks.short_runs import mean_and_std
     from transom.training.validation_metrics import all_metrics, language_tags
 
     suffixes = ["", *(f"/{tag}" for tag in language_tags(results[0].best))]
     names = [figure.key + ending for ending in suffixes for figure in all_metrics() if figure.key + ending in results[0].best]
-    columns = {name: [result.best[name] for result in results] for name in names}
-    std = {name: statistics.stdev(values) if len(values) > 1 else math.nan for name, values in columns.items()}
-    return {"mean": {name: statistics.fmean(values) for name, values in columns.items()}, "std": std}
+    figures = {name: mean_and_std([result.best[name] for result in results]) for name in names}
+    return {figure: {name: figures[name][figure] for name in names} for figure in ("mean", "std")}
 
 
 def _seed_table(results: Sequence["RunResult"], summary: Mapping[str, Mapping[str, float]]) -> list[str]:

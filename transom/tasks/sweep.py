@@ -13,6 +13,7 @@ from transom.checkpoints.run_files import CHECKPOINTS, CONFIG, METRICS, RECIPE, 
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.model_overrides import UserOverrides, load_training_recipe
 from transom.config.recipe import Metric, Recipe, dump_recipe, load_recipe
+from transom.data.reports.findings import count_noun
 from transom.errors import CheckpointError, ConfigError, DivergedError
 from transom.exchange.config_rows import flatten
 from transom.files.atomic_io import FORMAT_VERSION, json_bytes, make_folder, write_file
@@ -80,6 +81,7 @@ class Sweep:
     is that of all steps. Configurations are selected by ``training.best_checkpoint_metric`` on validation data only.
 
     Attributes:
+        axes: the fields, with their ranges or lists.
         n_trained: number of times that ``train`` has started or continued a run; 0 if all runs were finished before.
     """
 
@@ -105,8 +107,8 @@ class Sweep:
         short = short_run_overrides(self.recipe, self.steps)
         fields = [override.partition("=")[0] for override in short]
         shared = [*SHARED_FIELDS, *(field for field in fields if field != WARMUP), "training.best_checkpoint_metric"]
-        axes = parse_axes(base, overrides, over, shared)
-        self.configurations = draw_configurations(axes, n_runs, self.recipe.training.seed)
+        self.axes = parse_axes(base, overrides, over, shared)
+        self.configurations = draw_configurations(self.axes, n_runs, self.recipe.training.seed)
         self.rungs = plan_rungs(len(self.configurations), self.steps)
         all_shared = [*overrides, *short, f"training.validate_every={self.rungs[0].steps}"]
         self._recipes = [[_load(base, all_shared, each, f"training.seed={seed}") for seed in self.seeds] for each in self.configurations]
@@ -132,7 +134,7 @@ class Sweep:
         """Sentences on the plan of the sweep."""
         rungs = ", ".join(f"{rung.size} to step {rung.steps:,}" for rung in self.rungs)
         seeds = "one seed" if self.n_seeds == 1 else f"{self.n_seeds} seeds each"
-        notes = [f"{_count(len(self.configurations), 'configuration')} with {seeds}, in {_count(len(self.rungs), 'rung')}: {rungs}"]
+        notes = [f"{count_noun(len(self.configurations), 'configuration')} with {seeds}, in {count_noun(len(self.rungs), 'rung')}: {rungs}"]
         if len(self.configurations) < self.n_runs:
             notes.append(f"only {len(self.configurations)} of {self.n_runs} configurations differ")
         warmup = max(recipe.training.schedule.warmup_steps for ((recipe, _, _), *_) in self._recipes)
@@ -260,7 +262,7 @@ class Sweep:
         return [self._metric(self._folder(number, seed), self.rungs[rung].steps) for seed in self.seeds]
 
     def _metric(self, folder: Path, target: int) -> float:
-        """Return the metric of the weights that a run has kept up to a step; NaN if its last loss up to then is not finite.
+        """Return the metric of the weights that a run has kept up to a step, or NaN if its last loss up to that step is not finite.
 
         Raises:
             CheckpointError: the run has reached the step, but a validation is missing in its ``metrics.jsonl``.
@@ -447,10 +449,6 @@ def _seconds(folder: Path, target: int) -> float:
     """Return the training time of a run up to its last validation before or at a step."""
     lines = _validations(folder, target)
     return float(lines[-1]["seconds"]) if lines else 0.0
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def _written(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from transom.config.architecture import ModelConfig, TransformerConfig
 from transom.config.parallel import ParallelConfig
@@ -113,14 +113,17 @@ def compile_training_passes(model: Network, **options: Any) -> None:
             return eager(batch, None)
 
     compiled: Callable[..., Any] = torch.compile(keyed, **options)
+    repeatable = not any(isinstance(module, BatchNorm) for module in model.modules())  # a pass changes the statistics of batch norm
     checked = set[torch.Size]()
 
     def logit_factors(batch: Batch, observer: Any = None) -> Any:
+        nonlocal compiled
         if observer is not None or not (model.training and torch.is_grad_enabled()):
             return eager(batch, observer)
-        factors, keys = compiled(batch, row_keys()), row_keys()
+        keys = row_keys()
+        factors = compiled(batch, keys)
         shape = factors[0].shape
-        if keys is None or shape in checked or len(checked) == N_CHECKED_SHAPES or has_batch_statistics(model):
+        if keys is None or not repeatable or shape in checked or len(checked) == N_CHECKED_SHAPES:
             return factors
         checked.add(shape)
         with torch.no_grad():
@@ -132,15 +135,11 @@ def compile_training_passes(model: Network, **options: Any) -> None:
             " %s; training continues without torch.compile",
             *(difference, tuple(shape)),
         )
+        compiled = keyed  # for callers that hold this function
         model.logit_factors = eager  # type: ignore[method-assign]
         return keyed(batch, keys)
 
     model.logit_factors = logit_factors  # type: ignore[method-assign]
-
-
-def has_batch_statistics(model: nn.Module) -> bool:
-    """Return whether a pass changes the model, as batch norm does, so that it cannot be repeated."""
-    return any(isinstance(module, BatchNorm) for module in model.modules())
 
 
 def relative_difference(x: Float[Tensor, "*axes"], expected: Float[Tensor, "*axes"]) -> float:

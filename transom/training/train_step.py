@@ -21,6 +21,7 @@ from transom.parallel.gradients import Gradients
 from transom.parallel.mesh import SINGLE_RANK, Ranks
 from transom.planning.flops import FROZEN_WEIGHTS_FACTOR
 from transom.planning.freed_memory import FreedMemoryPolicy
+from transom.training.compilation import REQUESTS
 from transom.training.fault_checks import FaultChecks, Recomputation
 from transom.training.objectives.auxiliary import auxiliary_objectives
 from transom.training.objectives.objective import Objective, RatioMetric, forward_pass
@@ -276,7 +277,7 @@ class TrainStep:
     def _begin_recomputation(self, micro_batches: Sequence[Batch], n_target_tokens: float) -> Recomputation | None:
         """Compute the gradients of another rank's part of the batch, if this step is one of those in which that is due."""
         deterministic = self.device.type == "cpu" or (torch.are_deterministic_algorithms_enabled() and self.training.dropout_rng == "keyed")
-        deterministic &= self.training.compile in ("auto", "off")  # graphs of ranks may be specialized to other shapes
+        deterministic &= self.training.compile not in REQUESTS  # graphs of ranks may be specialized to other shapes
         checks = self.fault_checks
         if checks is None or not deterministic or self.auxiliary or self.need_equal_passes or not checks.is_recomputation_due(self.n_steps):
             return None

@@ -208,14 +208,11 @@ class NativeDecoder:
     @torch.inference_mode()
     def search(self, model: StepModel[Any, NativeCache], request: SearchRequest) -> HypothesesPerSource | None:
         """Run a greedy search of ``model`` in native calls; return None if it is another search, or does more than suppress some tokens."""
-        strategy, limits, vocab_size = request.strategy, request.limits, self._layout.unembed.out_features
-        banned = [processor.tokens for processor in request.logits_processors if type(processor) is SuppressTokens]
-        suppressed = torch.cat(banned or [torch.empty(0)]).long()
-        if type(strategy) is not GreedySearch or self._softcap is not None or len(banned) < len(request.logits_processors):
+        strategy, limits, longest = request.strategy, request.limits, request.limits.largest_max_length
+        suppressed = self._suppressed_tokens(request)
+        if type(strategy) is not GreedySearch or request.end != strategy.end or self._softcap is not None or suppressed is None:
             return None
-        if request.end != strategy.end or strategy.end in suppressed or not ((suppressed >= 0) & (suppressed < vocab_size)).all():
-            return None
-        cache, longest = model.start(model.encode(request.source), 1, limits.largest_max_length), limits.largest_max_length
+        cache, vocab_size = model.start(model.encode(request.source), 1, longest), self._layout.unembed.out_features
         n_rows, min_length, max_length = cache.state.rows, limits.min_length.long(), limits.max_length.long()
         tokens, log_p = torch.full((n_rows, longest + 1), strategy.end), torch.zeros(n_rows)
         tokens[:, 0] = torch.as_tensor(request.start)
@@ -228,6 +225,16 @@ class NativeDecoder:
             if status := self.library.transom_greedy_search(*arguments):
                 self._structs.raise_for_status(status)
         return [[strategy.hypothesis(*row)] for row in zip(tokens[:, 1:].tolist(), log_p.tolist(), strict=True)]
+
+    def _suppressed_tokens(self, request: SearchRequest) -> Int[Tensor, "banned"] | None:
+        """Return the tokens that the processors suppress; None if one does anything else, or suppresses the end or an unknown token."""
+        tokens = list[int]()
+        for processor in request.logits_processors:
+            if type(processor) is not SuppressTokens:
+                return None
+            tokens += processor.tokens.tolist()
+        known = all(0 <= token < self._layout.unembed.out_features for token in tokens)
+        return torch.tensor(tokens, dtype=torch.long) if known and request.end not in tokens else None
 
     def _step(self, tokens: Int[Tensor, "rows 1"], cache: NativeCache, log_softmax: bool = False) -> Float[Tensor, "rows 1 vocab"]:
         length, state = cache.length, cache.state

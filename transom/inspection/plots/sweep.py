@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from transom.data.reports.findings import count_noun
 from transom.inspection.plots.picture import CATEGORIES, Cell, Picture, set_log_scale
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def sweep_picture(name: str, metric: str, points: Sequence[SweepPoint], best: in
     chosen = _join([f"{field} = {value}" for field, value in at_best.values.items()])
     n_rungs = max(point.rung for point in points)
     alt = (
-        f"Validation {metric} of {n} configuration{'s' * (n > 1)} of {name} over {_join(fields)}, at {n_rungs} rung{'s' * (n_rungs > 1)}."
+        f"Validation {metric} of {count_noun(n, 'configuration')} of {name} over {_join(fields)}, at {count_noun(n_rungs, 'rung')}."
         f" Best is {chosen}: {at_best.metric:.4g} after {at_best.steps:,} steps. {n_diverged or 'None'} diverged."
     )
     columns = ("configuration", *fields, "rung", "steps", metric)
@@ -95,7 +96,7 @@ def sweep_picture(name: str, metric: str, points: Sequence[SweepPoint], best: in
 
 
 def _join(parts: Sequence[str]) -> str:
-    """Join parts of a sentence.
+    """Join words by commas, and the last one by "and".
 
     >>> _join(["a", "b", "c"])
     'a, b and c'
