@@ -101,7 +101,7 @@ class _Activation(torch.autograd.Function):
         if needs_double_backward():
             return differentiable_gradients(REFERENCES["activation"], (x, up, ctx.activation), grad)
         grad_x, grad_up = torch.empty_like(x), None if up is None else torch.empty_like(x)
-        activate_rows_backward(grad.contiguous(), x, None, up, ctx.activation, grad_x, grad_up, None)
+        activate_rows_backward(grad.contiguous(), x, None, up, ctx.activation, grad_x, grad_up, None, None)
         return grad_x, grad_up, None
 
 
@@ -120,8 +120,9 @@ def activate_rows_backward(
     grad_x: Tensor,
     grad_up: Tensor | None,
     recomputed: Tensor | None,
-) -> Tensor | None:
-    """Write the gradients of ``activate_rows`` to ``grad_x``, which may be ``grad``, and ``grad_up``, and return that of ``bias``.
+    grad_bias: Tensor | None,
+) -> None:
+    """Write the gradients of ``activate_rows`` to ``grad_x``, which may be ``grad``, ``grad_up`` and ``grad_bias``.
 
     Args:
         grad: gradient of the result; it and the other tensors have the strides of ``x``.
@@ -131,14 +132,14 @@ def activate_rows_backward(
         activation: the function f.
         grad_x: receives the gradient of ``x``.
         grad_up: receives the gradient of ``up``; None without ``up``.
-        recomputed: receives the result of the forward pass; may be None without ``bias``.
+        recomputed: receives the result of the forward pass; may be None without ``grad_bias``.
+        grad_bias: receives the sum of ``grad_x`` over the rows, in float32; None with ``up``, and not None with ``bias``.
     """
-    assert bias is None or (up is None and recomputed is not None)
-    grad_bias = None if bias is None else torch.empty_like(bias)
+    assert bias is None or grad_bias is not None
+    assert grad_bias is None or (up is None and recomputed is not None)
     tensors = grad, x, bias, up, grad_x, grad_up, recomputed, grad_bias
     if _call("activate_backward", x.dtype, CODES[activation], *tensors, *_row_sizes(x), torch.get_num_threads()):
         raise MemoryError(f"expected {x.shape[-1] * 4 * MAX_CHUNKS:,} bytes for the gradient of a bias, found no memory")
-    return grad_bias
 
 
 def _row_sizes(x: Tensor) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from transom.kernels.elementwise import CODES, MIN_ELEMENTS, activate_rows, activate_rows_backward, is_supported
+from transom.kernels.matrix_unit import can_compute_weight_gradient, weight_gradient
 from transom.kernels.second_order import differentiable_gradients
 from transom.layers.dispatch import REFERENCES, needs_double_backward
 
@@ -43,11 +44,10 @@ def transform_tokens(
     Weights are cast here and not by autocast, which would keep copies without gradients for other layers that share the weights.
     """
     dtype = _dtype_of_products(x)
-    x, up, down, gate = x.to(dtype).contiguous(), up.to(dtype), down.to(dtype), None if gate is None else gate.to(dtype)
-    up_bias = None if up_bias is None else up_bias.float().contiguous()
+    x, weights = x.to(dtype).contiguous(), _Weights(up, down, None if up_bias is None else up_bias.float().contiguous(), down_bias, gate)
     if torch.is_grad_enabled():
-        return _transform(x, up, down, up_bias, down_bias, gate, activation)
-    return _forward(x, _Weights(up, down, up_bias, down_bias, gate), activation, keep=False)[0]
+        return _transform(x, *weights, activation)
+    return _forward(x, weights.to(dtype), activation, keep=False)[0]
 
 
 class _Weights(NamedTuple):
@@ -56,6 +56,11 @@ class _Weights(NamedTuple):
     up_bias: Tensor | None
     down_bias: Tensor | None
     gate: Tensor | None
+
+    def to(self, dtype: torch.dtype) -> "_Weights":
+        """Return the weights in ``dtype``, and the biases as they are."""
+        gate = None if self.gate is None else self.gate.to(dtype)
+        return self._replace(up=self.up.to(dtype), down=self.down.to(dtype), gate=gate)
 
     @property
     def first(self) -> Tensor:
@@ -79,25 +84,26 @@ class _FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
         *weights, ctx.activation = rest
-        out, first, second = _forward(x, _Weights(*weights), ctx.activation, keep=True)
-        ctx.save_for_backward(x, *weights, first, second)
+        cast = _Weights(*weights).to(x.dtype)
+        out, first, second = _forward(x, cast, ctx.activation, keep=True)
+        ctx.save_for_backward(x, *weights, *cast, first, second)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights, first, second = ctx.saved_tensors
+        (x, *weights), cast, (first, second) = (saved := ctx.saved_tensors)[:6], saved[6:11], saved[11:]
         with torch.autocast("cpu", enabled=False):
             if needs_double_backward():
                 return differentiable_gradients(_reference, (x, *weights, ctx.activation), grad)
             wanted = dict(zip(("x", *_Weights._fields), ctx.needs_input_grad, strict=False))
-            grads = _backward(grad, x, _Weights(*weights), first, second, ctx.activation, wanted)
+            grads = _backward(grad, x, _Weights(*cast), first, second, ctx.activation, wanted)
         return *(grads.get(name) for name in wanted), None
 
 
 def _reference(x: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None, down_bias: Tensor | None, *rest: Any) -> Tensor:
-    """Compute the reference with biases in the dtype of ``x``."""
-    biases = (None if bias is None else bias.to(x.dtype) for bias in (up_bias, down_bias))
-    out: Tensor = REFERENCES["feed_forward"](x, up, down, *biases, *rest)
+    """Compute the reference in the dtype of ``x``."""
+    *weights, activation = up, down, up_bias, down_bias, *rest
+    out: Tensor = REFERENCES["feed_forward"](x, *(None if each is None else each.to(x.dtype) for each in weights), activation)
     return out
 
 
@@ -133,14 +139,14 @@ def _backward(
         hidden, grad_first, grad_second = (_rows(each, slice(part.stop - part.start)) for each in buffers)
         assert hidden is not None and grad_first is not None
         torch.mm(grad[part], weights.down, out=grad_first)
-        outputs = grad_first, grad_second, hidden
-        grad_bias = activate_rows_backward(grad_first, first[part], weights.activation_bias, _rows(second, part), activation, *outputs)
+        grad_bias = None if weights.up_bias is None else torch.empty_like(weights.up_bias)
+        outputs = grad_first, grad_second, hidden, grad_bias
+        activate_rows_backward(grad_first, first[part], weights.activation_bias, _rows(second, part), activation, *outputs)
         grad_up, grad_gate = (grad_first, None) if grad_second is None else (grad_second, grad_first)
         for name, left, right in (("down", grad[part], hidden), ("up", grad_up, x[part]), ("gate", grad_gate, x[part])):
             if wanted[name] and left is not None:
-                grads[name] = grads[name].addmm_(left.T, right) if name in grads else left.T @ right
-        if wanted["up_bias"]:
-            grad_bias = grad_first.sum(0, dtype=torch.float32) if grad_bias is None else grad_bias
+                grads[name] = _add_weight_gradient(grads.get(name), left, right)
+        if wanted["up_bias"] and grad_bias is not None:
             grads["up_bias"] = grad_bias if "up_bias" not in grads else grads["up_bias"].add_(grad_bias)
         if grad_x is not None:
             torch.mm(grad_first, weights.first, out=grad_x[part])
@@ -149,6 +155,13 @@ def _backward(
     if wanted["down_bias"]:
         grads["down_bias"] = grad.sum(0, dtype=torch.float32)
     return grads
+
+
+def _add_weight_gradient(total: Tensor | None, grad: Tensor, x: Tensor) -> Tensor:
+    """Return ``total`` + G^T X; None for a total of 0."""
+    if can_compute_weight_gradient(grad, x):
+        return weight_gradient(grad, x, add_to=total).weight
+    return grad.T @ x if total is None else total.addmm_(grad.T, x)
 
 
 def _project(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:

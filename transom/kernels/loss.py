@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transom.kernels.elementwise import is_supported, logits_softmax_
+from transom.kernels.matrix_unit import can_compute_weight_gradient, weight_gradient
 from transom.kernels.second_order import differentiable_gradients
 from transom.layers.dispatch import REFERENCES, needs_double_backward
 
@@ -113,7 +114,9 @@ def _chunked_loss(
         if needs_gradients:
             torch.mm(z, w, out=grad_hidden[start : start + rows])
         if needs_gradients and not weight_frozen:
-            if grad_weight is not None and dtype == exact and not unused:
+            if can_compute_weight_gradient(z[:, :vocab], h):
+                grad_weight = weight_gradient(z[:, :vocab], h, add_to=grad_weight).weight
+            elif grad_weight is not None and dtype == exact and not unused:
                 grad_weight.addmm_(z.T, h)
             else:
                 chunk_grad = (z.T @ h)[:vocab].to(exact)

@@ -53,10 +53,19 @@ ELEMENTWISE_FUNCTIONS |= {
     "transom_set_openmp": ([_POINTER] * 3, None),
     "transom_log_softmax": ([_POINTER, *[_LONG] * 2, _INT], None),
     "transom_largest": ([*[_POINTER] * 3, *[_LONG] * 2, _INT], None),
-    "transom_attention": ([*[_POINTER] * 8, _LONG, _INT], None),
-    "transom_attention_backward": ([*[_POINTER] * 11, _LONG, _INT], None),
+    "transom_can_use_matrix_unit": ([], _INT),
+    "transom_attention_float32": ([*[_POINTER] * 8, _LONG, _INT], None),
+    "transom_attention_backward_float32": ([*[_POINTER] * 11, _LONG, _INT], None),
 }
 """Argument types and result type of each function of ``elementwise.cpp``."""
+
+MATRIX_UNIT_FUNCTIONS: _Functions = {
+    "transom_weight_gradient": ([*[_POINTER] * 4, _INT, *[_LONG] * 5, _POINTER, _INT], None),
+    "transom_attention_bytes": ([_POINTER, _INT], _LONG),
+    "transom_attention_bfloat16": ([*[_POINTER] * 8, _LONG, _INT], None),
+    "transom_attention_backward_bfloat16": ([*[_POINTER] * 11, _LONG, _INT], None),
+}
+"""Those that exist only if the library was compiled for a processor with a matrix unit."""
 
 
 _OPENMP_FUNCTIONS = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")
@@ -110,7 +119,10 @@ def load_elementwise_library() -> NativeLibrary:
         return NativeLibrary(None, f"{NATIVE_VARIABLE}=0")
     try:
         library, where = load_library(ELEMENTWISE, find_compiler(), sorted(cpu_flags()))
-        return NativeLibrary(use_openmp(declare_functions(library, ELEMENTWISE_FUNCTIONS)), where)
+        declare_functions(library, ELEMENTWISE_FUNCTIONS)
+        if library.transom_can_use_matrix_unit():
+            declare_functions(library, MATRIX_UNIT_FUNCTIONS)
+        return NativeLibrary(use_openmp(library), where)
     except (BuildError, OSError, AttributeError) as error:
         return NativeLibrary(None, str(error))
 

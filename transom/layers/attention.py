@@ -21,6 +21,7 @@ from transom.layers.cache import BlockCache, KeyValues, KVCache, LinearAttention
 from transom.layers.context import AttentionContext
 from transom.layers.dispatch import operation
 from transom.layers.dropout import DropoutSite, KeyedMasks, dropout
+from transom.layers.linear import Linear
 from transom.layers.masks.block_sparse_mask import BlockSparseMask
 from transom.layers.norm import build_norm
 from transom.layers.observe import observe
@@ -198,12 +199,10 @@ class Attention(DropoutSite, nn.Module):
         options = config.attention
         self.d_head, self.d_value = config.d_head, config.d_value
         self.dropout, self.softcap = config.attention_dropout, options.softcap
-        self.q = nn.Linear(config.d_model, config.n_heads * self.d_head, options.qkv_bias)
-        self.k = nn.Linear(config.d_model, config.n_kv_heads * self.d_head, options.qkv_bias)
-        self.v = nn.Linear(config.d_model, config.n_kv_heads * self.d_value, options.qkv_bias)
-        self.o = (
-            nn.Linear(config.n_heads * self.d_value, config.d_model, options.output_bias) if options.output_projection else nn.Identity()
-        )
+        self.q = Linear(config.d_model, config.n_heads * self.d_head, options.qkv_bias)
+        self.k = Linear(config.d_model, config.n_kv_heads * self.d_head, options.qkv_bias)
+        self.v = Linear(config.d_model, config.n_kv_heads * self.d_value, options.qkv_bias)
+        self.o = Linear(config.n_heads * self.d_value, config.d_model, options.output_bias) if options.output_projection else nn.Identity()
         normed = options.qk_norm.kind != "none"
         self.q_norm, self.k_norm = (build_norm(options.qk_norm, self.d_head) if normed else None for _ in range(2))
         self.sinks = nn.Parameter(torch.zeros(config.n_heads)) if options.sinks else None

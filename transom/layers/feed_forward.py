@@ -14,6 +14,7 @@ from transom.layers.activation import ACTIVATIONS, GATES, activate
 from transom.layers.context import LayerContext
 from transom.layers.dispatch import operation
 from transom.layers.dropout import Dropout
+from transom.layers.linear import Linear
 from transom.layers.mixture_of_experts import MixtureOfExperts
 from transom.layers.observe import has_hooks, is_observed, observe
 
@@ -46,8 +47,8 @@ class FeedForward(nn.Module):
         """Initialize W_1 (d_model to d_ff) and W_2 (d_ff to d_model); ``dropout`` is the dropout probability of the hidden units."""
         super().__init__()
         self.activation = ACTIVATIONS[config.kind]
-        self.up = nn.Linear(d_model, d_ff, config.bias)
-        self.down = nn.Linear(d_ff, d_model, config.bias)
+        self.up = Linear(d_model, d_ff, config.bias)
+        self.down = Linear(d_ff, d_model, config.bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
@@ -70,9 +71,9 @@ class GatedFeedForward(nn.Module):
         """Initialize W_g and W_1 (d_model to d_ff) and W_2 (d_ff to d_model); ``dropout`` is the dropout probability of the gated units."""
         super().__init__()
         self.activation = GATES[config.kind]
-        self.gate = nn.Linear(d_model, d_ff, config.bias)
-        self.up = nn.Linear(d_model, d_ff, config.bias)
-        self.down = nn.Linear(d_ff, d_model, config.bias)
+        self.gate = Linear(d_model, d_ff, config.bias)
+        self.up = Linear(d_model, d_ff, config.bias)
+        self.down = Linear(d_ff, d_model, config.bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "*axes d_model"], ctx: LayerContext = LayerContext()) -> Float[Tensor, "*axes d_model"]:
@@ -92,7 +93,7 @@ def _can_fuse(layer: FeedForward | GatedFeedForward, ctx: LayerContext) -> bool:
     """
     if torch.compiler.is_compiling() or (layer.training and layer.dropout.p) or is_observed(ctx, layer, "hidden"):
         return False
-    return not any(has_hooks(part) or type(part) not in (nn.Linear, Dropout) for part in layer.children())
+    return not any(has_hooks(part) or type(part) not in (Linear, Dropout) for part in layer.children())
 
 
 @implements(moe.MoeConfig)

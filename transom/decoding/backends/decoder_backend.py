@@ -25,6 +25,7 @@ from transom.layers.block import PostNormBlock, PreNormBlock, ResidualConnection
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward
+from transom.layers.linear import Linear
 from transom.layers.norm import LayerNorm, Norm
 from transom.layers.output_projection import OutputProjection
 from transom.layers.position_encoding import LearnedPosition, PositionEncoding, Sinusoidal, Sinusoidal2d
@@ -39,7 +40,7 @@ from transom.planning.memory import free_memory
 FUSABLE_MODULES = {
     *(Seq2SeqTransformer, Embedding, Sinusoidal, Stack, Attention, FeedForward, Norm, LayerNorm, Dropout),
     *(PreNormBlock, PostNormBlock, ResidualConnection),
-    *(nn.Embedding, nn.Linear, OutputProjection, nn.Identity, nn.ModuleList),
+    *(nn.Embedding, nn.Linear, Linear, OutputProjection, nn.Identity, nn.ModuleList),
 }
 """Modules that can be fused, by exact type; ``_can_fuse_module`` checks their settings."""
 

@@ -31,6 +31,7 @@ from transom.layers.dispatch import operation
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
 from transom.layers.feed_forward import FeedForward, GatedFeedForward
+from transom.layers.linear import Linear
 from transom.layers.norm import LayerNorm, Norm, RmsNorm
 from transom.layers.output_projection import logit_weights, soft_cap
 from transom.layers.position_encoding import LearnedPosition, PositionEncoding, Rotary, Sinusoidal
@@ -47,7 +48,7 @@ STEPS_PER_CALL = 16
 
 SUPPORTED_MODULES = {
     *(Stack, PreNormBlock, PostNormBlock, Attention, FeedForward, GatedFeedForward, ResidualConnection, Norm, LayerNorm, RmsNorm, Dropout),
-    *(nn.Linear, nn.Identity, nn.ModuleList),
+    *(Linear, nn.Identity, nn.ModuleList),
 }
 """Modules that a supported decoder may contain, by exact type; ``unsupported_reason`` checks their settings."""
 

@@ -53,7 +53,7 @@ void activate_row(const T* x, const float* bias, const T* up, T* out, int64_t wi
     }
 }
 
-template <typename T, int kind, bool gated, bool biased, bool recompute>
+template <typename T, int kind, bool gated, bool biased, bool summed, bool recompute>
 void activate_backward_row(
     const T* grad, const T* x, const float* bias, const T* up, T* dx, T* dup, T* recomputed, float* __restrict dbias, int64_t width) {
 #pragma omp simd
@@ -63,7 +63,7 @@ void activate_backward_row(
         const float slope = each * by * f.slope;
         if (gated) dup[j] = narrow<T>(each * f.value);
         if (recompute) recomputed[j] = narrow<T>(gated ? f.value * by : f.value);
-        if (biased) dbias[j] += slope;
+        if (summed) dbias[j] += slope;
         dx[j] = narrow<T>(slope);
     }
 }
@@ -90,11 +90,12 @@ template <typename T, int kind>
 void activate_backward_rows(const ActivationTensors<T>& of, float* sums, Rows rows, int threads) {
     const int64_t width = rows.width;
     const bool gated = of.up != nullptr, recompute = of.recomputed != nullptr;
-    const auto each = gated && recompute   ? activate_backward_row<T, kind, true, false, true>
-                      : gated              ? activate_backward_row<T, kind, true, false, false>
-                      : of.bias != nullptr ? activate_backward_row<T, kind, false, true, true>
-                      : recompute          ? activate_backward_row<T, kind, false, false, true>
-                                           : activate_backward_row<T, kind, false, false, false>;
+    const auto each = gated && recompute   ? activate_backward_row<T, kind, true, false, false, true>
+                      : gated              ? activate_backward_row<T, kind, true, false, false, false>
+                      : of.bias != nullptr ? activate_backward_row<T, kind, false, true, true, true>
+                      : sums != nullptr    ? activate_backward_row<T, kind, false, false, true, true>
+                      : recompute          ? activate_backward_row<T, kind, false, false, false, true>
+                                           : activate_backward_row<T, kind, false, false, false, false>;
     rows.for_each(threads, [=](int64_t i, int64_t chunk) {
         const auto at = [=](auto* tensor) { return tensor == nullptr ? nullptr : tensor + i * of.stride; };
         each(at(of.grad), at(of.x), of.bias, at(of.up), at(of.dx), at(of.dup), at(of.recomputed), sums == nullptr ? nullptr : sums + chunk * width, width);
@@ -114,7 +115,7 @@ void activate(int kind, const T* x, const float* bias, const T* up, T* out, Rows
 
 template <typename T>
 bool activate_backward(int kind, const ActivationTensors<T>& of, float* dbias, Rows rows, int threads) {
-    return with_chunk_sums(rows, of.bias == nullptr ? 0 : 1, &dbias, [&](float* sums) {
+    return with_chunk_sums(rows, dbias == nullptr ? 0 : 1, &dbias, [&](float* sums) {
         switch (kind) {
             case RELU: return activate_backward_rows<T, RELU>(of, sums, rows, threads);
             case GELU: return activate_backward_rows<T, GELU>(of, sums, rows, threads);

@@ -9,11 +9,13 @@
 #include <cstring>
 
 #include "activation.h"
+#include "bfloat16_products.h"
 #include "float_products.h"
 #include "norm.h"
 #include "numbers.h"
 #include "parallel.h"
 #include "rows.h"
+#include "weight_gradient.h"
 
 namespace {
 
@@ -246,24 +248,68 @@ void dropout(const T* x, const T* residual, T* out, const int64_t* seeds, const 
 }
 
 #include "attention.h"
+#include "bfloat16_attention.h"
 
 }  // namespace
 
 extern "C" {
 
 // ``work`` has ``floats`` floats per thread.
-void transom_attention(
+void transom_attention_float32(
     const AttentionShape* shape, const float* q, const float* k, const float* v, const uint8_t* mask, float* z, Normalizer* normalizers, float* work,
     int64_t floats, int threads) {
     for_each_head(*shape, work, floats, threads, [=](const Head& head) { attend(*shape, q, k, v, mask, z, normalizers, head); });
 }
 
-void transom_attention_backward(
+void transom_attention_backward_float32(
     const AttentionShape* shape, const float* q, const float* k, const float* v, const uint8_t* mask, const Normalizer* normalizers,
     const float* grad, float* dq, float* dk, float* dv, float* work, int64_t floats, int threads) {
     const Gradients gradients{grad, dq, dk, dv};
     for_each_head(*shape, work, floats, threads, [=](const Head& head) { attend_backward(*shape, q, k, v, mask, normalizers, gradients, head); });
 }
+
+int transom_can_use_matrix_unit() {
+#ifdef MATRIX_UNIT
+    return request_matrix_unit();
+#else
+    return 0;
+#endif
+}
+
+#ifdef MATRIX_UNIT
+
+// dW = G^T X, or dW += G^T X with ``add``, and db = the sum of G over the rows unless it is null.
+void transom_weight_gradient(
+    const bf16* grad, const bf16* x, float* weight, float* bias, int add, int64_t rows, int64_t outputs, int64_t inputs, int64_t grad_stride,
+    int64_t x_stride, uint8_t* work, int threads) {
+    weight_gradient::compute({{grad, outputs, grad_stride}, {x, inputs, x_stride}, rows, weight, bias, add != 0}, work, threads);
+}
+
+// Bytes of ``work`` per thread of the two functions below.
+int64_t transom_attention_bytes(const AttentionShape* shape, int backward) { return bfloat16_attention::Work(*shape, backward != 0, nullptr).bytes; }
+
+void transom_attention_bfloat16(
+    const AttentionShape* shape, const bf16* q, const bf16* k, const bf16* v, const uint8_t* mask, bf16* z, Normalizer* normalizers, float* work,
+    int64_t floats, int threads) {
+    for_each_head(*shape, work, floats, threads, [=](const Head& head) {
+        configure_tiles();
+        bfloat16_attention::attend(*shape, q, k, v, mask, z, normalizers, head);
+        release_tiles();
+    });
+}
+
+void transom_attention_backward_bfloat16(
+    const AttentionShape* shape, const bf16* q, const bf16* k, const bf16* v, const uint8_t* mask, const Normalizer* normalizers, const bf16* grad,
+    bf16* dq, bf16* dk, bf16* dv, float* work, int64_t floats, int threads) {
+    const bfloat16_attention::Gradients gradients{grad, dq, dk, dv};
+    for_each_head(*shape, work, floats, threads, [=](const Head& head) {
+        configure_tiles();
+        bfloat16_attention::attend_backward(*shape, q, k, v, mask, normalizers, gradients, head);
+        release_tiles();
+    });
+}
+
+#endif
 
 void transom_log_softmax(float* z, int64_t rows, int64_t width, int threads) {
     for_each_row_of_parts(rows, threads, [=](int64_t i) { log_softmax_row(z + i * width, width); });
@@ -277,7 +323,7 @@ void transom_largest(const float* x, float* values, int64_t* indices, int64_t ro
 }
 
 // activate: f(x), f(x + bias) or f(x) * up; ``bias`` and ``up`` may be null. Rows of all tensors begin ``stride`` elements after one another.
-// activate_backward: writes dx, which may be ``grad``; dup if ``up`` is given; dbias if ``bias`` is given; and the result of the forward pass
+// activate_backward: writes dx, which may be ``grad``; dup if ``up`` is given; dbias unless it is null, which it is not if ``bias`` is given; and the result of the forward pass
 //   to ``recomputed`` unless that is null. Returns 1 if memory is short.
 // norm: layer normalization, or RMS normalization if ``mean`` is null; ``inverse`` is 1 / sigma of each row.
 // norm_backward: returns 1 if memory is short; ``dbeta`` is not written for RMS normalization.

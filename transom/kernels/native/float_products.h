@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "matrix_unit.h"
+
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
@@ -13,7 +15,7 @@ namespace {
 namespace float_products {
 
 typedef float Vector __attribute__((vector_size(64), aligned(4), may_alias));
-constexpr int64_t LANES = 16, TILE_ROWS = 6, TILE_VECTORS = 4;  // 24 accumulators of 32 registers
+constexpr int64_t TILE_ROWS = 6, TILE_VECTORS = 4;  // 24 accumulators of 32 registers
 
 // A tile of C = alpha A B, or C += alpha A B: element (i, c) of A is a[i * row + c * column], and rows of B are contiguous.
 template <int rows, int vectors>

@@ -16,10 +16,7 @@
 #include <new>
 #include <vector>
 
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "matrix_unit.h"
 
 // native_structs.py mirrors this layout.
 extern "C" struct Linear {
@@ -32,8 +29,6 @@ extern "C" struct Linear {
 
 namespace {
 
-constexpr int LANES = 16;  // floats per vector, rows and columns of a tile
-constexpr int TILE = 1024; // bytes per tile
 
 enum Kind : int { BFLOAT16 = 0, INT8 = 1, FLOAT32 = 2 };  // codes as in packed_linear.py
 enum Activation : int { NONE = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4, SIGMOID = 5, SQUARED_RELU = 6 };  // codes as in packed_linear.py
@@ -66,7 +61,7 @@ inline __mmask16 first(int n) { return n >= LANES ? 0xffff : n > 0 ? (1u << n) -
 
 #ifdef SANITIZED  // by ``make sanitize``
 
-// Sanitizers do not instrument masked and tile instructions, so each lane is moved separately and the bytes of a tile are read once more.
+// Sanitizers do not instrument masked instructions, so each lane is moved separately.
 inline __m512 masked_load(__mmask16 mask, const float* x) {
     alignas(64) float lanes[LANES] = {};
     for (int i = 0; i < LANES; i++)
@@ -81,16 +76,10 @@ inline void masked_store(float* to, __mmask16 mask, __m512 x) {
         if (mask >> i & 1) to[i] = lanes[i];
 }
 
-inline void touch_tile(const uint8_t* from, int stride) {
-    for (int line = 0; line < LANES; line++)
-        for (int i = 0; i < 64; i++) (void)*(const volatile uint8_t*)(from + size_t(line) * stride + i);
-}
-
 #else
 
 inline __m512 masked_load(__mmask16 mask, const float* x) { return _mm512_maskz_loadu_ps(mask, x); }
 inline void masked_store(float* to, __mmask16 mask, __m512 x) { _mm512_mask_storeu_ps(to, mask, x); }
-inline void touch_tile(const uint8_t*, int) {}
 
 #endif
 
@@ -181,7 +170,7 @@ inline int32_t shorten(Kind kind, const float* x, int from, int width, float sca
     return _mm512_reduce_add_epi32(sum);
 }
 
-#if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AMX_BF16__)
+#ifdef MATRIX_UNIT
 constexpr bool HAS_MATRIX_UNIT = true;
 #else
 constexpr bool HAS_MATRIX_UNIT = false;
@@ -233,31 +222,7 @@ struct Rows {
     }
 };
 
-#if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AMX_BF16__)
-
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t columns[16] = {};
-    uint8_t rows[16] = {};
-    TileConfig() {
-        for (int i = 0; i < 8; i++) columns[i] = 64, rows[i] = LANES;
-    }
-};
-
-bool request_matrix_unit() {
-#if defined(__linux__)
-    return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XFEATURE_XTILEDATA */) == 0;
-#else
-    return true;
-#endif
-}
-
-void configure_tiles() {
-    static const TileConfig config;
-    _tile_loadconfig(&config);
-}
-
-void release_tiles() { _tile_release(); }
+#ifdef MATRIX_UNIT
 
 // Multiply up to four tiles of rows with one block of 16 outputs; the accumulators are tiles 0 to 3. Rows that are missing are multiplied too.
 template <Kind kind, int N>
@@ -297,10 +262,6 @@ void multiply_by_tiles(const uint8_t* a, int stride, const uint8_t* b, int n_til
 }
 
 #else
-
-bool request_matrix_unit() { return true; }
-void configure_tiles() {}
-void release_tiles() {}
 
 template <Kind kind>
 void multiply_by_tiles(const uint8_t*, int, const uint8_t*, int, int, void*) {}

@@ -30,7 +30,7 @@ struct Rows {
     }
 };
 
-// Let work(sums) add to ``n`` sums of ``width`` numbers per chunk, and write their totals to totals[0], ... Returns false if memory is short.
+// Let work(sums) add to ``n`` sums of ``width`` numbers per chunk (null if ``n`` is 0), and write their totals to totals[0], ... Returns false if memory is short.
 template <typename Work>
 bool with_chunk_sums(const Rows& rows, int n, float* const* totals, const Work& work) {
     const int64_t width = rows.width;
@@ -40,7 +40,7 @@ bool with_chunk_sums(const Rows& rows, int n, float* const* totals, const Work& 
     } catch (...) {
         return false;
     }
-    work(sums.data());
+    work(n == 0 ? nullptr : sums.data());
     for (int k = 0; k < n; k++) {
         std::fill(totals[k], totals[k] + width, 0.0f);
         for (int64_t chunk = 0; chunk < rows.n_chunks; chunk++) {
