@@ -19,7 +19,7 @@ from transom.layers.dropout import KeyedMasks
 def run(library: ctypes.CDLL) -> int:
     """Compute every operation; return how many results there were."""
     elementwise.load_elementwise_library = lambda: NativeLibrary(library, "under a sanitizer")  # type: ignore[assignment]
-    feed_forward.CHUNK_ELEMENTS = 37 * 300  # two parts and more of the longest
+    feed_forward.CHUNK_BYTES = 4 * 37 * 300  # two parts and more of the longest
     n_results = 0
     shapes = ((1, 1), (3, 17), (65, 33), (700, 50), (3, 1100))
     for threads, dtype, shape in itertools.product((1, 3), (torch.bfloat16, torch.float32), shapes):

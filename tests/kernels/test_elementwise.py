@@ -63,12 +63,13 @@ def test_loops_over_exponentials_are_vectorized(dtype: torch.dtype, limit: int, 
     x, up, grad, grad_x, recomputed = (torch.randn(256, 2048).to(dtype) for _ in range(5))
     bias, factor = torch.randn(2048) if kind == "bias" else None, up if kind == "gated" else None
     of_factor = torch.empty_like(up) if kind == "gated" else None
+    of_bias = (None, None) if bias is None else (recomputed, torch.empty_like(bias))
 
     def seconds(activation: Callable[[Tensor], Tensor]) -> tuple[float, float]:
         given = x, bias, factor, activation
         return (
             fastest(lambda: elementwise.activate_rows(*given, grad_x)),
-            fastest(lambda: elementwise.activate_rows_backward(grad, *given, grad_x, of_factor, None if bias is None else recomputed)),
+            fastest(lambda: elementwise.activate_rows_backward(grad, *given, grad_x, of_factor, *of_bias)),
         )
 
     with num_threads_set_to(1):

@@ -59,7 +59,7 @@ def wide(inputs: list[Tensor | None]) -> list[Tensor | None]:
 @settings(max_examples=60, deadline=None)
 @given(
     *(st.sampled_from([torch.bfloat16, torch.float32]), st.integers(1, 50), st.integers(1, 90), st.sampled_from([*CODES])),
-    *(st.booleans(), st.booleans(), st.booleans(), st.sampled_from([1, 700, 1 << 22]), st.integers(1, 3)),
+    *(st.booleans(), st.booleans(), st.booleans(), st.sampled_from([1, 2800, 1 << 24]), st.integers(1, 3)),
 )
 def test_it_equals_the_reference(
     dtype: torch.dtype, n: int, d_ff: int, activation: Activation, gated: bool, up_bias: bool, down_bias: bool, chunk: int, threads: int
@@ -68,7 +68,7 @@ def test_it_equals_the_reference(
     torch.manual_seed(n)
     inputs = drawn(n, d_ff, gated, up_bias, down_bias, dtype)
     with pytest.MonkeyPatch.context() as patch, num_threads_set_to(threads):
-        patch.setattr(feed_forward, "CHUNK_ELEMENTS", chunk)
+        patch.setattr(feed_forward, "CHUNK_BYTES", chunk)
         found = results(feed_forward.transform_tokens, inputs, activation)
         with torch.no_grad():
             assert torch.equal(feed_forward.transform_tokens(*inputs, activation), found[0])  # type: ignore[arg-type]

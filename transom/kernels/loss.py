@@ -14,8 +14,9 @@ from transom.layers.dispatch import REFERENCES, needs_double_backward
 CHUNK_ELEMENTS = 1 << 25
 """Logits per chunk: enough to use the matrix units fully and to accumulate the weight gradient only a few times."""
 
-CPU_ROWS = 1024
-"""Maximum number of rows of a chunk on a CPU, where more rows made no product faster (in float32, with AVX-512)."""
+CPU_COLUMN_BYTES = 1 << 12
+"""Maximum size of a column of a chunk on a CPU: 1,024 rows in float32, where more made no product faster with AVX-512, and 2,048 in bfloat16,
+which on a matrix unit take 4% less time than 1,024."""
 
 SLICE_ELEMENTS = 1 << 19
 """Logits per softmax slice in float32 on a CPU: few enough to stay in a core's cache through all passes. On a GPU, whose every slice costs
@@ -96,7 +97,7 @@ def _chunked_loss(
     grad_weight: Tensor | None = None
     max_rows = max_slice_rows = CHUNK_ELEMENTS // vocab
     if hidden.device.type == "cpu":
-        max_rows, max_slice_rows = min(max_rows, CPU_ROWS), SLICE_ELEMENTS // vocab
+        max_rows, max_slice_rows = min(max_rows, CPU_COLUMN_BYTES // dtype.itemsize), SLICE_ELEMENTS // vocab
     rows, slice_rows = (2 * max(1, min(len(h_all), n) // 2) for n in (max_rows, max_slice_rows))
     divergence = hidden.new_zeros((), dtype=exact)
     product = hidden.new_empty(rows, len(w), dtype=dtype)

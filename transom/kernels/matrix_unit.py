@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from transom.kernels.elementwise import call_native, is_supported
 from transom.kernels.native_library import load_elementwise_library
+from transom.kernels.onednn_linear import linear_16_bit
 from transom.kernels.second_order import differentiable_gradients
 from transom.layers.dispatch import REFERENCES, needs_double_backward
 
@@ -83,7 +84,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         narrow = weight.to(torch.bfloat16)
         ctx.save_for_backward(x, weight, bias, narrow)
-        return F.linear(x, narrow, None if bias is None else bias.to(torch.bfloat16))
+        return F.linear(x, narrow) if bias is None else linear_16_bit(x, narrow, bias.to(torch.bfloat16))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -74,6 +74,14 @@ class OneDnnLinear:
         return self.linear_add(x, residual, self.weight, self.bias, "add")
 
 
+def linear_16_bit(x: Float[Tensor, "*axes inner"], weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"]) -> Tensor:
+    """Return x W^T + b in bfloat16; where possible, the product begins without a copy of ``bias`` for each row."""
+    ops = onednn_ops()
+    if ops is None or not ops.is_supported():
+        return F.linear(x, weight, bias)
+    return ops.linear(x, weight, bias, "none", [], "")
+
+
 def is_supported() -> bool:
     """Return whether this PyTorch and this CPU support oneDNN's operations in bfloat16."""
     ops = onednn_ops()
