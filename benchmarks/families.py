@@ -7,7 +7,7 @@ batch. The systems are timed in turn in one run. transom runs in the precision t
 too. The transformers library runs in float32, on CPUs with bfloat16 instructions also in bfloat16, and in both with `torch.compile` if
 there is a C++ compiler, except for generation, where a growing cache would be recompiled. Some shapes have more peers, where these are
 installed: gpt-384 is also trained by x-transformers and litgpt (`benchmarks/peers/gpt.py`), and ONNX Runtime encodes
-(`benchmarks/peers/onnx_runtime.py`). gpt2-small only continues one prompt, also by llama.cpp (`benchmarks/peers/llama_cpp.py`). Weights and
+(`benchmarks/peers/onnx_runtime.py`). gpt2-small continues one prompt, also by llama.cpp (`benchmarks/peers/llama_cpp.py`). Weights and
 inputs are random, because the time does not depend on them.
 """
 
@@ -67,7 +67,6 @@ class Family:
         new: tokens to generate per prompt.
         training: optimizer and loss settings.
         has_more_peers: the libraries of ``benchmarks/peers/gpt.py`` train it too.
-        trains: training is measured; otherwise only generation is.
     """
 
     name: str
@@ -79,7 +78,6 @@ class Family:
     new: int = 64
     training: TrainingConfig = field(default=TRAINING.model_copy(update={"label_smoothing": 0.0}))
     has_more_peers: bool = False
-    trains: bool = True
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -118,7 +116,7 @@ def families(quick: bool) -> list[Family]:
         Family("gpt2", "gpt2", size | text | {"attention_dropout": 0.0}, rows, length, prompts, new),
         Family("gpt-384", "gpt2", size | small | {"attention_dropout": 0.0}, rows, length, prompts, new, has_more_peers=True),
         Family("llama", "llama-7b", size | text | {"n_kv_heads": 2 if quick else 4, "dropout": 0.0}, rows, length, prompts, new),
-        Family("gpt2-small", "gpt2", size | text if quick else gpt2_small, 1, length, one_prompt, new, trains=False),
+        Family("gpt2-small", "gpt2", size | text if quick else gpt2_small, rows // 2, length, one_prompt, new),
         Family("bert", "bert-base", size | text | encoder, 4 * rows, length // 4),
         Family("vit", "vit-base-16", size | image, 4 * rows, 65),
     ]
@@ -150,8 +148,7 @@ def transom_workloads(family: Family) -> Workloads:
     inference_model = copy.deepcopy(model)
     prepare_for_inference(inference_model, precision.dtype, torch.device("cpu"))
     workloads: Workloads = {}
-    if family.trains:
-        workloads["training", precision.name] = _transom_step(model, batch, family.training, precision.dtype)
+    workloads["training", precision.name] = _transom_step(model, batch, family.training, precision.dtype)
     if family.prompts:
         tokenizer = word_tokenizer(family.config.vocab_size)
         backends = {precision.name: build_decoder_backend(inference_model)}
@@ -223,7 +220,7 @@ def transformers_workloads(family: Family, compiled: bool) -> Workloads:
     inference_model = copy.deepcopy(model).eval().requires_grad_(False)
     models = {mode: copy.deepcopy(inference_model).to(dtype) for mode, dtype in list_modes(compiled=False).items()}
     targets = labels if labels.dim() == 2 else labels[:, None]
-    training_steps = build_training_steps(model.train(), logits, targets, compiled, family.training) if family.trains else {}
+    training_steps = build_training_steps(model.train(), logits, targets, compiled, family.training)
     workloads: Workloads = {("training", mode): step for mode, step in training_steps.items()}
     for rows, length in family.prompts:
         prompt = random_tokens(rows, length, family.config.vocab_size, 3)

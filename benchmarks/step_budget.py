@@ -1,6 +1,6 @@
 """Measure where a training step of each family spends its time, beside the transformers library's fastest modes and the machine's limits.
 
-    python -m benchmarks.step_budget [--only gpt2 gpt-384 llama bert vit] [--no-compile] [--quick] [--rounds N] [--out FILE]
+    python -m benchmarks.step_budget [--only gpt2 gpt-384 llama gpt2-small bert vit] [--no-compile] [--quick] [--rounds N] [--out FILE]
 
 The limits are the matrix products at the measured peak rate, and the least traffic of the optimizer at the measured bandwidth. A step, and
 its share of the peak rate, are timed without the profiler, which slows down steps of many small operations. The parts are those of a step
@@ -139,7 +139,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(threads)
     environment = describe_environment(" ".join(["python -m benchmarks.step_budget", *(arguments or sys.argv[1:])]), threads, peak)
     print(json.dumps(environment, indent=1))
-    chosen = [family for family in families(args.quick) if family.name in (args.only or TRAINED)]
+    chosen = [family for family in families(args.quick) if not args.only or family.name in args.only]
     result: dict[str, Any] = {"facts": environment}
     result["steps"], result["families"] = {}, {}
     for family in chosen:
@@ -150,13 +150,12 @@ def main(arguments: list[str] | None = None) -> None:
     write_result(args.out, result)
 
 
-TRAINED = [family.name for family in families(quick=True) if family.trains]
-
-
 def _parser() -> argparse.ArgumentParser:
     form = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step_budget", description=__doc__, formatter_class=form)
-    parser.add_argument("--only", nargs="+", choices=TRAINED, help="families to measure (default: all)")
+    parser.add_argument(
+        "--only", nargs="+", choices=[family.name for family in families(quick=True)], help="families to measure (default: all)"
+    )
     parser.add_argument("--no-compile", action="store_true", help="skip the torch.compile modes")
     parser.add_argument("--quick", action="store_true", help="check that everything runs, with tiny shapes and meaningless figures")
     parser.add_argument("--rounds", type=int, default=3, help="timed steps per system, and profiled ones")

@@ -65,9 +65,11 @@ def main() -> int:
                     ["-m", "tests.kernels.sanitize_shapes", str(library), *(["planted"] if planted else [])]
                 )
         if not planted:
-            library = Path(work) / "elementwise.so"
-            build(ELEMENTWISE, [*ADDRESS, "-fopenmp-simd"], library)
-            codes["address and undefined behavior, element-wise"] = in_python(["-m", "tests.kernels.sanitize_elementwise", str(library)])
+            for name, flags in {"": [], ", emulated matrix unit": EMULATED}.items():
+                library = Path(work) / f"elementwise{len(codes)}.so"
+                build(ELEMENTWISE, [*ADDRESS, "-fopenmp-simd", *flags], library)
+                code = in_python(["-m", "tests.kernels.sanitize_elementwise", str(library)])
+                codes[f"address and undefined behavior, element-wise{name}"] = code
         if planted != "overrun":
             driver = Path(work) / "driver"
             build(HERE / "sanitize_driver.cpp", ["-fsanitize=thread", *(["-DPLANTED"] if planted else [])], driver)

@@ -13,7 +13,16 @@ from tests.kernels.test_native_decoder import needs_library
 from transom.kernels.native_build import find_compiler
 
 ROOT = Path(__file__).parents[2]
-TESTS = ["kernels/test_native_decoder.py", "kernels/test_native_decoder_bounds.py", "kernels/test_native_greedy_search.py"]
+TESTS = {
+    "step": [
+        "kernels/test_native_decoder.py",
+        "kernels/test_native_decoder_bounds.py",
+        "kernels/test_native_greedy_search.py",
+        "decoding/test_encoder_backend.py",
+    ],
+    "elementwise": ["kernels/test_matrix_unit.py", "kernels/test_native_attention.py"],
+}
+"""Tests of each library."""
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +33,8 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_library
 @pytest.mark.kernels
 @pytest.mark.long
-@pytest.mark.parametrize("name", [*TESTS, "decoding/test_encoder_backend.py"])
-def test_its_tests_pass(name: str, cache_folder: Path) -> None:
+@pytest.mark.parametrize(("library", "name"), [(library, name) for library, names in TESTS.items() for name in names])
+def test_its_tests_pass(library: str, name: str, cache_folder: Path) -> None:
     command = shlex.join([*find_compiler().command, *EMULATED])
     environment = {**os.environ, "CXX": command, "XDG_CACHE_HOME": str(cache_folder), "OMP_NUM_THREADS": "1"}
     options = [
@@ -43,4 +52,4 @@ def test_its_tests_pass(name: str, cache_folder: Path) -> None:
     )
     assert found.returncode == 0, found.stdout[-3000:]
     assert " passed" in found.stdout and "failed" not in found.stdout
-    assert b"emulated" in next((cache_folder / "transom").glob("step-*.so")).read_bytes()
+    assert b"emulated" in next((cache_folder / "transom").glob(f"{library}-*.so")).read_bytes()

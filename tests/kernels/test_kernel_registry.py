@@ -59,6 +59,10 @@ CASES: dict[tuple[str, str], Callable[[], tuple[list[Tensor], tuple[Any, ...]]]]
         ],
         (None, gelu_tanh),
     ),
+    ("linear", "matrix unit"): lambda: (
+        [each.bfloat16().float() for each in (torch.randn(600, 96), torch.randn(90, 96) / 10, torch.randn(90))],
+        (),
+    ),
     ("rotary", "C++"): lambda: ([torch.randn(2, 20, 3, 16).bfloat16().transpose(1, 2)], (ANGLES.cos(), ANGLES.sin())),
     ("layer_norm", "C++"): lambda: ([torch.randn(4096, 64).bfloat16(), 1 + torch.randn(64) / 3, torch.randn(64)], (1e-5,)),
     ("rms_norm", "C++"): lambda: ([torch.randn(4096, 64).bfloat16(), 1 + torch.randn(64) / 3], (1e-6,)),
@@ -110,11 +114,12 @@ def test_a_path_is_as_near_its_reference_as_the_table_says(row: Kernel, monkeypa
     monkeypatch.setattr(flex, "_validate_device", lambda *_: None)  # its gradients are not promised on a processor
     monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     torch.manual_seed(1)
-    if row.path == "C++" and (missing := row.missing()):
+    if row.path in ("C++", "matrix unit") and (missing := row.missing()):
         pytest.skip(missing)
     inputs, rest = CASES[row[:2]]()
-    assert row.condition(*inputs, *rest)
-    found = with_gradients(lambda *given: row.implementation(*given, *rest), *inputs)
+    with torch.autocast("cpu", torch.bfloat16, enabled=row.operation == "linear"):
+        assert row.condition(*inputs, *rest)
+        found = with_gradients(lambda *given: row.implementation(*given, *rest), *inputs)
     reference, exact_rest = REFERENCES[row.operation], tuple(map(wide, rest))
     exact = with_gradients(lambda *given: reference(*given, *exact_rest), *map(wide, inputs))
     errors = [float((ours.double() - theirs).norm() / theirs.norm()) for ours, theirs in zip(found, exact, strict=True)]

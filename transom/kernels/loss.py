@@ -15,8 +15,8 @@ CHUNK_ELEMENTS = 1 << 25
 """Logits per chunk: enough to use the matrix units fully and to accumulate the weight gradient only a few times."""
 
 CPU_COLUMN_BYTES = 1 << 12
-"""Maximum size of a column of a chunk on a CPU: 1,024 rows in float32, where more made no product faster with AVX-512, and 2,048 in bfloat16,
-which on a matrix unit take 4% less time than 1,024."""
+"""Maximum size of a column of a chunk on a CPU: 1,024 rows in float32, where more made no product faster with AVX-512, and 2,048 in
+bfloat16, which on a matrix unit take 4% less time than 1,024."""
 
 SLICE_ELEMENTS = 1 << 19
 """Logits per softmax slice in float32 on a CPU: few enough to stay in a core's cache through all passes. On a GPU, whose every slice costs

@@ -21,8 +21,8 @@ from transom.layers.dispatch import REFERENCES, needs_double_backward
 MIN_PRODUCTS = 1 << 22
 """Least number of products (rows times inputs times outputs) of a gradient; PyTorch is as fast below it."""
 
-WORK_BYTES = 2**19
-"""Bytes of packed gradients per thread, as ``WORK`` in ``weight_gradient.h``."""
+WORK_BYTES = 2**20
+"""Bytes of packed gradients and of sums per thread, as ``WORK`` in ``weight_gradient.h``."""
 
 
 @cache
@@ -31,9 +31,7 @@ def missing_matrix_unit() -> str | None:
     library, reason = load_elementwise_library()
     if library is None:
         return reason
-    return (
-        None if library.transom_can_use_matrix_unit() else "this CPU has no usable matrix unit (amx_bf16)"
-    )
+    return None if library.transom_can_use_matrix_unit() else "this CPU has no usable matrix unit (amx_bf16)"
 
 
 def can_compute_weight_gradient(grad: Tensor, x: Tensor) -> bool:

@@ -119,10 +119,7 @@ def load_elementwise_library() -> NativeLibrary:
         return NativeLibrary(None, f"{NATIVE_VARIABLE}=0")
     try:
         library, where = load_library(ELEMENTWISE, find_compiler(), sorted(cpu_flags()))
-        declare_functions(library, ELEMENTWISE_FUNCTIONS)
-        if library.transom_can_use_matrix_unit():
-            declare_functions(library, MATRIX_UNIT_FUNCTIONS)
-        return NativeLibrary(use_openmp(library), where)
+        return NativeLibrary(use_openmp(declare_elementwise_functions(library)), where)
     except (BuildError, OSError, AttributeError) as error:
         return NativeLibrary(None, str(error))
 
@@ -134,6 +131,12 @@ def declare_functions(library: ctypes.CDLL, functions: _Functions = _STEP_FUNCTI
         function.argtypes, function.restype = arguments, result
     library.structs = native_structs  # type: ignore[attr-defined]
     return library
+
+
+def declare_elementwise_functions(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the functions of ``elementwise.cpp`` for ctypes, with those of the matrix unit if it can be used."""
+    declare_functions(library, ELEMENTWISE_FUNCTIONS)
+    return declare_functions(library, MATRIX_UNIT_FUNCTIONS) if library.transom_can_use_matrix_unit() else library
 
 
 def use_openmp(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -1,8 +1,9 @@
 // The gradient of a weight matrix, dW = G^T X in float32, from bfloat16 gradients G and inputs X, and that of the bias, on the matrix unit.
 //
 // The products are over the rows (tokens). A tile of X has two rows per line, whose numbers alternate, as the instructions require; one of G
-// is such a tile, transposed. X is packed once, and G for some outputs and ROWS rows at a time, so that they stay in the near caches. Sums stay
-// in float32: the results need neither the rounding to bfloat16 nor the copy to float32 of PyTorch's products.
+// is such a tile, transposed. X is packed once, and G for some outputs and ROWS rows at a time, so that they stay in the near caches, as do the
+// sums of these outputs, in blocks of 32 x 32. Sums are in float32: the results need neither the rounding to bfloat16 nor the copy to float32
+// of PyTorch's products.
 
 #pragma once
 
@@ -27,42 +28,45 @@ struct Product {
     bool add;              // to the weight's
 };
 
-constexpr int64_t ROWS = 1024;                                // at a time
-constexpr int64_t MOST_OUTPUTS = 256, MOST_INPUTS = 512;      // of a thread at a time
-constexpr int64_t WORK = MOST_OUTPUTS * ROWS * sizeof(bf16);  // bytes of packed gradients per thread, as in matrix_unit.py
-
-// Multiplies two panels at the edges of the matrix, where fewer outputs or inputs exist.
-inline void multiply_edges(const uint8_t* a, const uint8_t* b, int64_t steps, float* to, int64_t stride, bool add, int64_t outputs, int64_t inputs) {
-    alignas(64) float sums[PANEL * PANEL] = {};
-    for (int64_t i = 0; i < outputs && add; i++) std::memcpy(sums + i * PANEL, to + i * stride, inputs * sizeof(float));
-    multiply_panels(a, b, steps, sums, PANEL, true);
-    for (int64_t i = 0; i < outputs; i++) std::memcpy(to + i * stride, sums + i * PANEL, inputs * sizeof(float));
-}
+constexpr int64_t ROWS = 1024;                                                     // at a time
+constexpr int64_t MOST_OUTPUTS = 256, MOST_INPUTS = 512;                           // of a thread at a time
+constexpr int64_t PACKED = MOST_OUTPUTS * ROWS * sizeof(bf16);                     // bytes of packed gradients per thread
+constexpr int64_t WORK = PACKED + MOST_OUTPUTS * MOST_INPUTS * sizeof(float);      // and of sums, as in matrix_unit.py
 
 struct Part {  // of the results
     int64_t output, n_outputs, input, n_inputs;
 };
 
+// Writes blocks of 32 outputs and 32 inputs, as compute_part() computes them, to the weight's gradient, or adds them.
+inline void store_blocks(const Product& product, const Part& part, const float* block) {
+    for (int64_t j = 0; j < part.n_inputs; j += PANEL)
+        for (int64_t i = 0; i < part.n_outputs; i += PANEL, block += PANEL * PANEL) {
+            const int64_t outputs = std::min(PANEL, part.n_outputs - i), inputs = std::min(PANEL, part.n_inputs - j);
+            for (int64_t o = 0; o < outputs; o++) {
+                const float* from = block + o * PANEL;
+                float* to = product.weight + (part.output + i + o) * product.x.columns + part.input + j;
+                for (int64_t c = 0; c < inputs; c++) to[c] = product.add ? to[c] + from[c] : from[c];
+            }
+        }
+}
+
 // Computes a part of the weight's gradient, and of the bias' if the part has the first input; ``packed`` is all of X.
 inline void compute_part(const Product& product, const Part& part, const uint8_t* packed, uint8_t* work) {
     const int64_t width = product.x.columns, panels = parts_of(width, PANEL);
     const bool with_bias = product.bias != nullptr && part.input == 0;
+    float* blocks = (float*)(work + PACKED);
     alignas(64) float sums[MOST_OUTPUTS] = {};
     for (int64_t first = 0; first < product.rows; first += ROWS) {
         const int64_t end = std::min(product.rows, first + ROWS), steps = parts_of(end - first, DEPTH), panel_bytes = steps * PAIR;
         for (int64_t step = 0; step < steps; step++)
             pack_transposed(product.grad, first + step * DEPTH, end, part.output, part.n_outputs, work + step * PAIR, panel_bytes, with_bias ? sums : nullptr);
         const uint8_t* of_x = packed + first / DEPTH * panels * PAIR;
-        const bool add = product.add || first > 0;
+        float* block = blocks;
         for (int64_t j = 0; j < part.n_inputs; j += PANEL)
-            for (int64_t i = 0; i < part.n_outputs; i += PANEL) {
-                const uint8_t *a = work + i / PANEL * panel_bytes, *b = of_x + (part.input + j) / PANEL * panel_bytes;
-                float* to = product.weight + (part.output + i) * width + part.input + j;
-                const int64_t outputs = std::min(PANEL, part.n_outputs - i), inputs = std::min(PANEL, part.n_inputs - j);
-                if (outputs == PANEL && inputs == PANEL) multiply_panels(a, b, steps, to, width, add);
-                else multiply_edges(a, b, steps, to, width, add, outputs, inputs);
-            }
+            for (int64_t i = 0; i < part.n_outputs; i += PANEL, block += PANEL * PANEL)
+                multiply_panels(work + i / PANEL * panel_bytes, of_x + (part.input + j) / PANEL * panel_bytes, steps, block, PANEL, first > 0);
     }
+    store_blocks(product, part, blocks);
     if (with_bias) std::memcpy(product.bias + part.output, sums, part.n_outputs * sizeof(float));
 }
 
