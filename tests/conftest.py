@@ -68,6 +68,7 @@ ALLOWED_SKIPS: dict[str, str] = {
     "tests/kernels/test_elementwise.py": "needs a C++ compiler",
     "tests/kernels/test_feed_forward.py": "needs a C++ compiler",
     "tests/kernels/test_log_probabilities.py": "needs a C++ compiler",
+    "tests/kernels/test_matrix_unit.py": "needs AMX; test_emulated_matrix_unit.py runs these tests without it",
     "tests/kernels/test_native_attention.py": "needs AVX-512",
     "tests/kernels/test_native_build.py": _COMPILED,
     "tests/kernels/test_native_decoder_bounds.py": _COMPILED,

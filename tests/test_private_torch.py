@@ -14,7 +14,7 @@ from transom.config.model import DecoderConfig, Seq2SeqConfig
 from transom.config.recurrent import RecurrentDecoderConfig
 from transom.decoding import packed_linear as decoding_packed_linear
 from transom.inspection import activation_sites, certify
-from transom.kernels import attention, norm, onednn_linear
+from transom.kernels import attention, linear, norm
 from transom.layers import dispatch
 from transom.training import weight_averaging
 
@@ -107,7 +107,7 @@ def gone(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def without(holder: Any, wanted: str, *default: Any) -> Any:
         return default[0] if wanted == name else kept(holder, wanted, *default)
 
-    for module in (attention, certify, dispatch, norm, activation_sites, onednn_linear, weight_averaging):
+    for module in (attention, certify, dispatch, norm, activation_sites, linear, weight_averaging):
         monkeypatch.setattr(module, "getattr", without, raising=False)
 
 
@@ -147,15 +147,15 @@ def test_products_without_their_kernels(monkeypatch: pytest.MonkeyPatch, name: s
 
 @pytest.mark.kernels
 def test_products_are_packed_where_pytorch_and_the_processor_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, weight = onednn_linear.onednn_ops(), torch.randn(6, 4).bfloat16()
+    found, weight = linear.onednn_ops(), torch.randn(6, 4).bfloat16()
     assert found is not None
     if not found.is_supported():
         pytest.skip("needs a processor that multiplies bfloat16")
     for supported in (True, False):
-        monkeypatch.setattr(onednn_linear, "onednn_ops", lambda supported=supported: found._replace(is_supported=lambda: supported))
+        monkeypatch.setattr(linear, "onednn_ops", lambda supported=supported: found._replace(is_supported=lambda: supported))
         assert isinstance(
             decoding_packed_linear.LinearFactory(4, torch.bfloat16).make(weight, None),
-            onednn_linear.OneDnnLinear if supported else decoding_packed_linear.UnpackedLinear,
+            linear.OneDnnLinear if supported else decoding_packed_linear.UnpackedLinear,
         )
 
 

@@ -20,7 +20,7 @@ from transom.decoding.search.beam import BeamSearch
 from transom.decoding.search.greedy import GreedySearch
 from transom.decoding.search.interfaces import LengthLimits, Strategy
 from transom.decoding.search.loop import SearchRequest, SuppressTokens, search
-from transom.kernels.onednn_linear import FUSED_ACTIVATIONS, OneDnnLinear, onednn_ops
+from transom.kernels.linear import FUSED_ACTIVATIONS, OneDnnLinear, onednn_ops
 from transom.layers.activation import relu
 from transom.layers.context import LayerContext
 from transom.layers.feed_forward import FeedForward

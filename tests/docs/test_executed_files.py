@@ -9,7 +9,7 @@ import torch
 from benchmarks.executed_files import files_of_training_step, files_of_translation
 from tests.size import ROOT
 from transom.decoding.backends.native_decoder import decoder_step_library
-from transom.kernels import onednn_linear
+from transom.kernels import linear
 from transom.layers.dispatch import kernels_of
 from transom.planning.precision import choose_precision
 
@@ -25,7 +25,7 @@ def listed(column: int) -> set[str]:
 
 def test_a_step_and_a_translation_enter_the_files_that_the_page_lists(tmp_path: Path) -> None:
     bfloat16 = choose_precision("auto", torch.device("cpu")).name == "bf16"
-    if not bfloat16 or not kernels_of("relu") or decoder_step_library()[0] is None or not onednn_linear.is_supported():
+    if not bfloat16 or not kernels_of("relu") or decoder_step_library()[0] is None or not linear.has_bfloat16_products():
         pytest.skip("the page lists what a processor with AVX-512 and bfloat16 instructions enters, by the kernels")
     step, translation = files_of_training_step(tmp_path / "run"), files_of_translation(tmp_path / "run")
     assert step == listed(2)

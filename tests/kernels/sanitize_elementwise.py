@@ -10,7 +10,7 @@ import sys
 import torch
 from torch import Tensor
 
-from transom.kernels import elementwise, feed_forward, log_probabilities, matrix_unit, native_attention
+from transom.kernels import attention, elementwise, feed_forward, linear, log_probabilities
 from transom.kernels.native_library import NativeLibrary, declare_elementwise_functions
 from transom.layers.attention import AttentionArgs
 from transom.layers.dropout import KeyedMasks
@@ -18,7 +18,7 @@ from transom.layers.dropout import KeyedMasks
 
 def run(library: ctypes.CDLL) -> int:
     """Compute every operation; return how many results there were."""
-    for module in (elementwise, matrix_unit):
+    for module in (elementwise, linear, attention):
         module.load_elementwise_library = lambda: NativeLibrary(library, "under a sanitizer")  # type: ignore[attr-defined]
     feed_forward.CHUNK_BYTES = 4 * 37 * 300  # two parts and more of the longest
     n_results = 0
@@ -47,16 +47,16 @@ def run(library: ctypes.CDLL) -> int:
         assert all(each.isfinite().all() for each in (*found, x.grad, up.grad, weight.grad, bias.grad) if each is not None)
         n_results += len(found)
         q, k, v = (torch.randn(2, heads, shape[0], width, requires_grad=True) for heads, width in ((4, 48), (2, 48), (2, 16)))
-        unit = matrix_unit.missing_matrix_unit() is None
+        unit = linear.missing_matrix_unit() is None
         for mask in (None, torch.ones(shape[0], shape[0], dtype=torch.bool).tril()[None, None]):
             for of_type in (torch.float32, *([torch.bfloat16] if unit else [])):
-                z = native_attention.native_attention(q.to(of_type), k.to(of_type), v.to(of_type), AttentionArgs(mask))
+                z = attention.native_attention(q.to(of_type), k.to(of_type), v.to(of_type), AttentionArgs(mask))
                 z.sum().backward()
                 assert z.isfinite().all()
                 n_results += 1
         if unit:
             grad, inputs = torch.randn(shape).bfloat16(), torch.randn(shape[0], 37).bfloat16()
-            assert matrix_unit.weight_gradient(grad, inputs, with_bias=True, add_to=torch.zeros(shape[1], 37)).weight.isfinite().all()
+            assert linear.weight_gradient(grad, inputs, with_bias=True, add_to=torch.zeros(shape[1], 37)).weight.isfinite().all()
             n_results += 1
         elementwise.logits_softmax_(torch.randn(shape).to(dtype), torch.empty(shape[0]))
         log_probabilities.largest(log_probabilities.log_softmax_(torch.randn(shape)))

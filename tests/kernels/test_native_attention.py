@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transom.kernels.matrix_unit import missing_matrix_unit
-from transom.kernels.native_attention import can_use_native_attention, native_attention
+from transom.kernels.attention import can_use_native_attention, native_attention
+from transom.kernels.linear import missing_matrix_unit
 from transom.kernels.native_library import load_elementwise_library
 from transom.layers.attention import AttentionArgs, explicit_attention, scaled_dot_product_attention
 from transom.layers.dispatch import selected_path

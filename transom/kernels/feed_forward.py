@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from transom.kernels.elementwise import CODES, MIN_ELEMENTS, activate_rows, activate_rows_backward, is_supported
-from transom.kernels.matrix_unit import can_compute_weight_gradient, weight_gradient
-from transom.kernels.onednn_linear import linear_16_bit
+from transom.kernels.linear import can_compute_weight_gradient, linear_16_bit, weight_gradient
 from transom.kernels.second_order import differentiable_gradients
 from transom.layers.dispatch import REFERENCES, needs_double_backward
 

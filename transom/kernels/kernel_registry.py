@@ -16,13 +16,11 @@ from transom.kernels import (
     elementwise,
     feed_forward,
     flex,
+    linear,
     log_probabilities,
     loss,
-    matrix_unit,
-    native_attention,
     native_library,
     norm,
-    onednn_linear,
     pointwise,
 )
 from transom.layers.dispatch import Kernel, always, on_cpu
@@ -52,7 +50,7 @@ def _no_triton() -> str | None:
 
 
 def _no_bfloat16() -> str | None:
-    return None if onednn_linear.is_supported() else "this CPU or this PyTorch has no bfloat16 products in oneDNN"
+    return None if linear.has_bfloat16_products() else "this CPU or this PyTorch has no bfloat16 products in oneDNN"
 
 
 def _no_native_library() -> str | None:
@@ -88,9 +86,9 @@ KERNELS = [
     ),
     Kernel(
         *("linear", "matrix unit", "training in bfloat16 by autocast on a CPU with AMX, many rows"),
-        *(matrix_unit.can_use_linear, matrix_unit.linear, 4e-3),
+        *(linear.can_use_linear, linear.linear, 4e-3),
         "gradients of weights and biases are in float32, without copies",
-        matrix_unit.missing_matrix_unit,
+        linear.missing_matrix_unit,
     ),
     _elementwise("rotary", f"{_CPU_TYPES}, tables in float32", elementwise.can_rotate, elementwise.rotate, 4e-3),
     _elementwise("layer_norm", "bfloat16 on a CPU, gains in float32", elementwise.can_normalize_centered, elementwise.layer_norm, 4e-3),
@@ -134,9 +132,9 @@ KERNELS = [
             "float32 on a CPU with AVX-512, in training; heads of 16, 32, ... channels, at least one per thread; no bias,"
             " dropout, softcap or sinks",
         ),
-        *(native_attention.can_use_native_attention, native_attention.native_attention, 3e-7),
+        *(attention.can_use_native_attention, attention.native_attention, 3e-7),
         "copies no heads and keeps no weights; scores stay in the near caches, and keys after the last visible one of a block are left out",
-        native_attention.missing_for_attention,
+        attention.missing_for_attention,
     ),
     Kernel(
         *(
@@ -198,8 +196,8 @@ KERNELS = [
             "packed_linear",
             "oneDNN",
             "bfloat16 weights on a CPU with bf16 support",
-            onednn_linear.can_use_onednn,
-            onednn_linear.OneDnnLinear,
+            linear.can_use_onednn,
+            linear.OneDnnLinear,
             3e-3,
         ),
         "weights are packed once; bias, activation and residual sum are fused with the product",

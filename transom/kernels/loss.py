@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transom.kernels.elementwise import is_supported, logits_softmax_
-from transom.kernels.matrix_unit import can_compute_weight_gradient, weight_gradient
+from transom.kernels.linear import can_compute_weight_gradient, weight_gradient
 from transom.kernels.second_order import differentiable_gradients
 from transom.layers.dispatch import REFERENCES, needs_double_backward
 
@@ -115,13 +115,7 @@ def _chunked_loss(
         if needs_gradients:
             torch.mm(z, w, out=grad_hidden[start : start + rows])
         if needs_gradients and not weight_frozen:
-            if can_compute_weight_gradient(z[:, :vocab], h):
-                grad_weight = weight_gradient(z[:, :vocab], h, add_to=grad_weight).weight
-            elif grad_weight is not None and dtype == exact and not unused:
-                grad_weight.addmm_(z.T, h)
-            else:
-                chunk_grad = (z.T @ h)[:vocab].to(exact)
-                grad_weight = chunk_grad if grad_weight is None else grad_weight.add_(chunk_grad)
+            grad_weight = _add_weight_gradient(grad_weight, z, h, vocab, exact)
     h_all, log_sums, target_logits, grad_hidden = (each[:n_tokens] for each in (h_all, log_sums, target_logits, grad_hidden))
     nll = (log_sums - target_logits).sum()
     loss = (1 - label_smoothing) * nll + label_smoothing * (log_sums - h_all.to(exact) @ w_sum / vocab).sum() + r_drop * divergence
@@ -135,6 +129,16 @@ def _chunked_loss(
     grad_weight.index_add_(0, labels, h_all.to(exact), alpha=label_smoothing - 1)
     grad_weight -= label_smoothing / vocab * h_all.sum(0, dtype=exact)
     return loss, nll, grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype)
+
+
+def _add_weight_gradient(total: Tensor | None, z: Tensor, h: Tensor, vocab: int, exact: torch.dtype) -> Tensor:
+    """Return ``total`` + Z^T H without the rows of padding, in the dtype ``exact``; None for a total of 0."""
+    if can_compute_weight_gradient(z[:, :vocab], h):
+        return weight_gradient(z[:, :vocab], h, add_to=total).weight
+    if total is not None and z.dtype == exact and z.shape[1] == vocab:
+        return total.addmm_(z.T, h)
+    chunk = (z.T @ h)[:vocab].to(exact)
+    return chunk if total is None else total.add_(chunk)
 
 
 def _vocab_multiple(hidden: Tensor) -> int:

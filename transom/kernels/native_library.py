@@ -65,7 +65,7 @@ MATRIX_UNIT_FUNCTIONS: _Functions = {
     "transom_attention_bfloat16": ([*[_POINTER] * 8, _LONG, _INT], None),
     "transom_attention_backward_bfloat16": ([*[_POINTER] * 11, _LONG, _INT], None),
 }
-"""Those that exist only if the library was compiled for a processor with a matrix unit."""
+"""Functions that exist only if the library was compiled for a processor with a matrix unit."""
 
 
 _OPENMP_FUNCTIONS = ("GOMP_parallel", "omp_get_num_threads", "omp_get_thread_num")

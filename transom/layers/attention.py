@@ -21,7 +21,7 @@ from transom.layers.cache import BlockCache, KeyValues, KVCache, LinearAttention
 from transom.layers.context import AttentionContext
 from transom.layers.dispatch import operation
 from transom.layers.dropout import DropoutSite, KeyedMasks, dropout
-from transom.layers.linear import Linear
+from transom.layers.feed_forward import Linear
 from transom.layers.masks.block_sparse_mask import BlockSparseMask
 from transom.layers.norm import build_norm
 from transom.layers.observe import observe

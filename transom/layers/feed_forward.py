@@ -1,4 +1,4 @@
-"""The position-wise feed-forward network."""
+"""The position-wise feed-forward network, and the linear layer."""
 
 from collections.abc import Callable
 
@@ -14,9 +14,24 @@ from transom.layers.activation import ACTIVATIONS, GATES, activate
 from transom.layers.context import LayerContext
 from transom.layers.dispatch import operation
 from transom.layers.dropout import Dropout
-from transom.layers.linear import Linear
 from transom.layers.mixture_of_experts import MixtureOfExperts
 from transom.layers.observe import has_hooks, is_observed, observe
+
+
+@operation("linear")
+def apply_linear(
+    x: Float[Tensor, "*axes d_in"], weight: Float[Tensor, "d_out d_in"], bias: Float[Tensor, "d_out"] | None
+) -> Float[Tensor, "*axes d_out"]:
+    """Compute x W^T + b."""
+    return F.linear(x, weight, bias)
+
+
+class Linear(nn.Linear):
+    """``torch.nn.Linear``, computed by the operation ``linear``."""
+
+    def forward(self, x: Float[Tensor, "*axes d_in"]) -> Float[Tensor, "*axes d_out"]:
+        """Compute x W^T + b."""
+        return apply_linear(x, self.weight, self.bias)
 
 
 @operation("feed_forward")

@@ -21,7 +21,7 @@ def initialize(model: nn.Module, config: ModelConfig) -> None:
       embeddings scaled by sqrt(d_model), start near unit variance.
     - Recurrent layers: Xavier uniform per gate; biases zero, forget gates 1 (Jozefowicz et al. 2015, section 2.1).
     """
-    gains = {
+    gains: dict[nn.Module, float] = {
         m: QKV_GAIN * math.sqrt(sum(m.weight.shape) / sum(attention.q.weight.shape))
         for attention in model.modules()
         if isinstance(attention, Attention)

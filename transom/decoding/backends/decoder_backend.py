@@ -24,8 +24,7 @@ from transom.layers.attention import Attention
 from transom.layers.block import PostNormBlock, PreNormBlock, ResidualConnection
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
-from transom.layers.feed_forward import FeedForward
-from transom.layers.linear import Linear
+from transom.layers.feed_forward import FeedForward, Linear
 from transom.layers.norm import LayerNorm, Norm
 from transom.layers.output_projection import OutputProjection
 from transom.layers.position_encoding import LearnedPosition, PositionEncoding, Sinusoidal, Sinusoidal2d

@@ -30,8 +30,7 @@ from transom.layers.cache import KVCache
 from transom.layers.dispatch import operation
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import Embedding
-from transom.layers.feed_forward import FeedForward, GatedFeedForward
-from transom.layers.linear import Linear
+from transom.layers.feed_forward import FeedForward, GatedFeedForward, Linear
 from transom.layers.norm import LayerNorm, Norm, RmsNorm
 from transom.layers.output_projection import logit_weights, soft_cap
 from transom.layers.position_encoding import LearnedPosition, PositionEncoding, Rotary, Sinusoidal

@@ -31,7 +31,7 @@ struct Product {
 constexpr int64_t ROWS = 1024;                                                     // at a time
 constexpr int64_t MOST_OUTPUTS = 256, MOST_INPUTS = 512;                           // of a thread at a time
 constexpr int64_t PACKED = MOST_OUTPUTS * ROWS * sizeof(bf16);                     // bytes of packed gradients per thread
-constexpr int64_t WORK = PACKED + MOST_OUTPUTS * MOST_INPUTS * sizeof(float);      // and of sums, as in matrix_unit.py
+constexpr int64_t WORK = PACKED + MOST_OUTPUTS * MOST_INPUTS * sizeof(float);      // and of sums, as in kernels/linear.py
 
 struct Part {  // of the results
     int64_t output, n_outputs, input, n_inputs;

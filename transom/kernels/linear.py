@@ -1,7 +1,7 @@
-"""Linear layers of training in bfloat16 on the matrix unit of a CPU (AMX): gradients of weights in the project's own C++.
+"""Linear maps in bfloat16 on a CPU: weights packed once by oneDNN for inference, and training on the matrix unit (AMX).
 
-PyTorch computes the gradient of a weight in bfloat16, in products that take twice the time of those of the forward pass, and copies it to
-float32; the gradient of a bias is a sum with a float32 copy. ``native/weight_gradient.h`` computes both in float32 in one call.
+PyTorch computes the gradient of a weight in bfloat16, in products that take up to twice the time of those of the forward pass, and copies
+it to float32; the gradient of a bias is a sum with a float32 copy. ``native/weight_gradient.h`` computes both in float32 in one call.
 """
 
 from collections.abc import Callable
@@ -9,14 +9,98 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from transom.kernels.elementwise import call_native, is_supported
 from transom.kernels.native_library import load_elementwise_library
-from transom.kernels.onednn_linear import linear_16_bit
 from transom.kernels.second_order import differentiable_gradients
+from transom.layers.activation import gelu_tanh, relu
 from transom.layers.dispatch import REFERENCES, needs_double_backward
+
+Activation = Callable[[Tensor], Tensor]
+
+FUSED_ACTIVATIONS: dict[Activation | None, tuple[str, str]] = {
+    None: ("none", ""),
+    relu: ("relu", ""),
+    F.gelu: ("gelu", "none"),
+    gelu_tanh: ("gelu", "tanh"),
+    F.silu: ("swish", ""),
+}
+"""Maps each activation that oneDNN can fuse with a matrix product to oneDNN's name and algorithm for this activation."""
+
+
+class OneDnnOps(NamedTuple):
+    """PyTorch's undocumented oneDNN operations.
+
+    Attributes:
+        is_supported: returns whether the CPU supports bfloat16 products.
+        pack: packs a weight matrix for a number of input rows.
+        linear: computes a product with bias and activation.
+        linear_add: computes a product with bias and adds another tensor.
+    """
+
+    is_supported: Callable[[], bool]
+    pack: Callable[[Tensor, int], Tensor]
+    linear: Callable[..., Tensor]
+    linear_add: Callable[..., Tensor]
+
+
+def onednn_ops() -> OneDnnOps | None:
+    """Return PyTorch's oneDNN operations; None if this PyTorch lacks one of them."""
+    is_supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    pack = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+    product = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    ops: tuple[Any, ...] = (is_supported, pack, getattr(product, "default", None), getattr(product, "binary", None))
+    return None if None in ops else OneDnnOps(*ops)
+
+
+class OneDnnLinear:
+    """A linear map whose weights are packed once for oneDNN; bias, activation and residual sum are fused with the product."""
+
+    def __init__(
+        self,
+        weight: Float[Tensor, "outer inner"],
+        bias: Float[Tensor, "outer"] | None,
+        activation: Activation | None,
+        rows: int,
+    ) -> None:
+        """Pack the weights for inputs of about ``rows`` rows; other numbers of rows work but may take twice the time."""
+        ops = onednn_ops()
+        assert ops is not None, "checked by pays()"
+        self.weight = ops.pack(weight.contiguous(), rows)
+        self.bias = bias
+        self.activation, self.algorithm = FUSED_ACTIVATIONS[activation]
+        self.linear, self.linear_add = ops.linear, ops.linear_add
+
+    def __call__(
+        self, x: Float[Tensor, "*axes inner"], residual: Float[Tensor, "*axes outer"] | None = None
+    ) -> Float[Tensor, "*axes outer"]:
+        """Return f(x W^T + b), or x W^T + b + ``residual``."""
+        if residual is None:
+            return self.linear(x, self.weight, self.bias, self.activation, [], self.algorithm)
+        return self.linear_add(x, residual, self.weight, self.bias, "add")
+
+
+def linear_16_bit(x: Float[Tensor, "*axes inner"], weight: Float[Tensor, "outer inner"], bias: Float[Tensor, "outer"]) -> Tensor:
+    """Return x W^T + b in bfloat16; where possible, the product begins without a copy of ``bias`` for each row."""
+    ops = onednn_ops()
+    if ops is None or not ops.is_supported():
+        return F.linear(x, weight, bias)
+    return ops.linear(x, weight, bias, "none", [], "")
+
+
+def has_bfloat16_products() -> bool:
+    """Return whether this PyTorch and this CPU support oneDNN's operations in bfloat16."""
+    ops = onednn_ops()
+    return ops is not None and ops.is_supported()
+
+
+def can_use_onednn(weight: Tensor, bias: Tensor | None, activation: Activation | None, rows: int) -> bool:
+    """Return whether ``OneDnnLinear`` applies: bfloat16 weights on a supported CPU, with an activation in ``FUSED_ACTIVATIONS``."""
+    return weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and activation in FUSED_ACTIVATIONS and has_bfloat16_products()
+
 
 MIN_PRODUCTS = 1 << 22
 """Least number of products (rows times inputs times outputs) of a gradient; PyTorch is as fast below it."""
@@ -119,7 +203,7 @@ def can_use_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute a linear layer (``layers/linear.py``) in bfloat16."""
+    """Compute a linear layer (``layers/feed_forward.py``) in bfloat16."""
     with torch.autocast("cpu", enabled=False):
         return _apply(x.to(torch.bfloat16).contiguous(), weight, bias)
 
