@@ -354,10 +354,11 @@ def main(arguments: list[str] | None = None) -> None:
     environment = describe_environment(command, threads, peak, LIBRARIES)
     print(json.dumps(environment, indent=1))
     chosen = [family for family in families(args.quick) if family.name in (args.only or FAMILIES)]
-    result: dict[str, Any] = {"facts": environment}
-    result["families"] = {family.name: family_tables(family, args.rounds, threads, not args.no_compile, peak) for family in chosen}
-    result["load_after"] = round(os.getloadavg()[0], 2)
-    write_result(args.out, result)
+    result: dict[str, Any] = {"facts": environment, "families": {}}
+    for family in chosen:
+        result["families"][family.name] = family_tables(family, args.rounds, threads, not args.no_compile, peak)
+        result["load_after"] = round(os.getloadavg()[0], 2)
+        write_result(args.out, result)  # after each family, so that a later failure loses nothing
 
 
 FAMILIES = [family.name for family in families(quick=True)]

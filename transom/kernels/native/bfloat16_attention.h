@@ -17,23 +17,23 @@ struct Work {
     uint8_t *queries, *grads, *weights, *grads_of_scores;          // of 32 queries, as left operands
     uint8_t *block_queries, *block_grads, *weights_t, *scores_t;   // of a block: as right operands, and transposed left ones
     float *scores, *grads_of_weights, *out, *dk, *dv;
-    int64_t bytes;
+    int64_t bytes = 0;
 
+    // Divides the memory at ``at``; if it is null, only ``bytes`` is set.
     Work(const AttentionShape& shape, bool backward, uint8_t* at) {
-        const int64_t keys_ = whole(shape.keys), d = whole(shape.d_head), d_value = whole(shape.d_value), block = backward ? whole(shape.block) : 0;
-        const int64_t second = backward ? 1 : 0;
-        uint8_t* const start = at;
+        const int64_t n_keys = whole(shape.keys), d = whole(shape.d_head), d_value = whole(shape.d_value), only_backward = backward ? 1 : 0;
+        const int64_t block = only_backward * whole(shape.block);
         const auto take = [&](auto*& part, int64_t n, int64_t size) {
-            part = (std::remove_reference_t<decltype(part)>)at;
-            at += n * size;
+            part = at == nullptr ? nullptr : (std::remove_reference_t<decltype(part)>)(at + bytes);
+            bytes += n * size;
         };
-        take(keys_t, keys_ * d, 2), take(keys, second * keys_ * d, 2), take(values_t, second * keys_ * d_value, 2);
-        take(values, (1 - second) * keys_ * d_value, 2);
-        take(queries, PANEL * d, 2), take(grads, second * PANEL * d_value, 2), take(weights, PANEL * keys_, 2), take(grads_of_scores, second * PANEL * keys_, 2);
-        take(block_queries, block * d, 2), take(block_grads, block * d_value, 2), take(weights_t, block * keys_, 2), take(scores_t, block * keys_, 2);
-        take(scores, PANEL * keys_, 4), take(grads_of_weights, second * PANEL * keys_, 4), take(out, PANEL * std::max(d, d_value), 4);
-        take(dk, second * keys_ * d, 4), take(dv, second * keys_ * d_value, 4);
-        bytes = at - start;
+        take(keys_t, n_keys * d, 2), take(keys, only_backward * n_keys * d, 2);
+        take(values_t, only_backward * n_keys * d_value, 2), take(values, (1 - only_backward) * n_keys * d_value, 2);
+        take(queries, PANEL * d, 2), take(grads, only_backward * PANEL * d_value, 2);
+        take(weights, PANEL * n_keys, 2), take(grads_of_scores, only_backward * PANEL * n_keys, 2);
+        take(block_queries, block * d, 2), take(block_grads, block * d_value, 2), take(weights_t, block * n_keys, 2), take(scores_t, block * n_keys, 2);
+        take(scores, PANEL * n_keys, 4), take(grads_of_weights, only_backward * PANEL * n_keys, 4), take(out, PANEL * std::max(d, d_value), 4);
+        take(dk, only_backward * n_keys * d, 4), take(dv, only_backward * n_keys * d_value, 4);
     }
 };
 
