@@ -372,7 +372,7 @@ class _NativeAttention(torch.autograd.Function):
 
 
 def _work_floats(shape: AttentionStruct, dtype: torch.dtype, in_float32: int, backward: bool) -> int:
-    """Return the floats of memory that a thread needs, of tensors without values, too: ``in_float32``, or in bfloat16 what the library says."""
+    """Return the floats of memory that a thread needs, also where planning follows shapes: in bfloat16 what the library says."""
     library = load_elementwise_library().library
     assert library is not None
     return in_float32 if dtype == torch.float32 else -(-int(library.transom_attention_bytes(ctypes.byref(shape), backward)) // 4)

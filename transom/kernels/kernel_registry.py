@@ -129,8 +129,8 @@ KERNELS = [
         *(
             "attention",
             "C++",
-            "training on a CPU, float32 with AVX-512 and bfloat16 with AMX; heads of 16, 32, ... channels, at least one per thread; no bias,"
-            " dropout, softcap or sinks",
+            "training on a CPU, float32 with AVX-512 and bfloat16 with AMX; heads of 16, 32, ... channels, at least one per thread;"
+            " no bias, dropout, softcap or sinks",
         ),
         *(attention.can_use_native_attention, attention.native_attention, 3e-7),
         "copies no heads and keeps no weights; scores stay in the near caches, and keys after the last visible one of a block are left out",
