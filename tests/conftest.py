@@ -76,6 +76,7 @@ ALLOWED_SKIPS: dict[str, str] = {
     "tests/kernels/test_emulated_matrix_unit.py": _COMPILED,
     "tests/training/test_resume.py::test_the_heap_checks_see_an_overrun": "needs glibc's heap checks",
     "tests/training/test_resume.py::test_no_altered_tensor_reaches_the_optimizer": "needs glibc's heap checks",
+    "tests/kernels/test_kernel_registry.py::test_a_path_is_as_near_its_reference_as_the_table_says": "needs a C++ compiler and AMX",
     "tests/kernels/test_kernel_registry.py::test_packed_products_are_as_near_as_the_table_says": "needs a CPU with bfloat16",
     "tests/decoding/test_fused_inference.py::test_packed_products_are_near_the_plain_one": "needs a CPU with bfloat16",
     "tests/test_private_torch.py::test_products_are_packed_where_pytorch_and_the_processor_can": "needs a CPU with bfloat16",
