@@ -79,6 +79,22 @@ def test_it_equals_the_reference(
         assert float((mine.double() - right).norm()) <= TOLERANCE[dtype] * float(right.norm()) + 2 * float(of_products) + 1e-6
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("d_ff", [37, 1000])
+def test_memory_that_was_never_written_is_not_read(d_ff: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a matrix unit, products in bfloat16 multiply numbers after the rows of their inputs by 0, and new memory may hold NaN."""
+    torch.manual_seed(1)
+    inputs = drawn(300, d_ff, False, True, True, dtype)
+    monkeypatch.setattr(feed_forward, "CHUNK_BYTES", 4 * 100 * d_ff)
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        assert torch.empty(2, dtype=dtype).isnan().all()
+        found = results(feed_forward.transform_tokens, inputs, F.gelu)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(each.isfinite().all() for each in found)
+
+
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "autocast"])
 @pytest.mark.parametrize("gated", [False, True])
 def test_second_derivatives_are_those_of_the_reference(gated: bool, kind: str) -> None:

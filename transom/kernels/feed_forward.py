@@ -20,8 +20,9 @@ Activation = Callable[[Tensor], Tensor]
 CHUNK_BYTES = 1 << 24
 """Maximum size of the hidden units at a time: as fast as all at once, in less memory."""
 
-PADDING = 64
-"""Bytes between rows of hidden units."""
+PADDING = 16
+"""Numbers between rows of hidden units in float32, with which products take 0.3% to 4% less time. In bfloat16 there must be none: on a
+matrix unit, PyTorch's products multiply what lies after a row whose length is no multiple of 32 by 0, and NaN times 0 is NaN."""
 
 
 def can_transform_tokens(
@@ -191,8 +192,9 @@ def _rows(x: Tensor | None, part: slice) -> Tensor | None:
 
 
 def _empty_rows(x: Tensor, n: int, width: int) -> Tensor:
-    """Return ``n`` empty rows with padding between them; without padding, products in float32 take 0.3% to 4% longer."""
-    return x.new_empty(n, width + PADDING // x.element_size())[:, :width]
+    """Return ``n`` empty rows, in float32 with padding between them."""
+    padding = PADDING if x.dtype == torch.float32 else 0
+    return x.new_empty(n, width + padding)[:, :width]
 
 
 def _rows_like(x: Tensor, n: int) -> Tensor:
