@@ -119,7 +119,7 @@ def test_few_rows_other_types_and_passes_without_gradients_are_left_to_pytorch()
     with torch.autocast("cpu", torch.bfloat16):
         assert selected_path("linear", x, weight, None) == "matrix unit"
         assert selected_path("linear", x[:10], weight, None) == "reference"
-        with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):
+        with pytest.raises((RuntimeError, TypeError)):  # that of PyTorch, or of the checks of shapes
             apply_linear(x, torch.randn(70, 95), None)
         with torch.no_grad():
             assert selected_path("linear", x, weight, None) == "reference"
