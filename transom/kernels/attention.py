@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from transom.files.cpu_info import cpu_flags
 from transom.kernels import elementwise
-from transom.kernels.elementwise import call_native, is_supported
+from transom.kernels.elementwise import call_typed, is_supported
 from transom.kernels.linear import missing_matrix_unit
 from transom.kernels.native_library import load_elementwise_library
 from transom.kernels.native_structs import AttentionStruct
@@ -351,7 +351,7 @@ class _NativeAttention(torch.autograd.Function):
         shape, threads = _attention_shape(q, k, v, z, mask), torch.get_num_threads()
         floats = _work_floats(shape, q.dtype, shape.row * (shape.block + shape.d_head), backward=False)
         work = normalizers.new_empty(threads * floats)
-        _call_typed("attention", q.dtype, ctypes.byref(shape), q, k, v, mask, z, normalizers, work, floats, threads)
+        call_typed("attention", q.dtype, ctypes.byref(shape), q, k, v, mask, z, normalizers, work, floats, threads)
         ctx.save_for_backward(q, k, v, mask, normalizers)
         return z
 
@@ -367,7 +367,7 @@ class _NativeAttention(torch.autograd.Function):
         floats = _work_floats(shape, q.dtype, shape.row * (2 * shape.block + shape.d_head + shape.d_value), backward=True)
         work = normalizers.new_empty(threads * floats)
         tensors = q, k, v, mask, normalizers, grad, *gradients, work
-        _call_typed("attention_backward", q.dtype, ctypes.byref(shape), *tensors, floats, threads)
+        call_typed("attention_backward", q.dtype, ctypes.byref(shape), *tensors, floats, threads)
         return *gradients, None
 
 
@@ -376,10 +376,6 @@ def _work_floats(shape: AttentionStruct, dtype: torch.dtype, in_float32: int, ba
     library = load_elementwise_library().library
     assert library is not None
     return in_float32 if dtype == torch.float32 else -(-int(library.transom_attention_bytes(ctypes.byref(shape), backward)) // 4)
-
-
-def _call_typed(name: str, dtype: torch.dtype, *arguments: Any) -> None:
-    call_native(f"{name}_{dtype}".replace("torch.", ""), *arguments)
 
 
 def _channels_contiguous(x: Any) -> Any:

@@ -107,7 +107,7 @@ class _Activation(torch.autograd.Function):
 
 def activate_rows(x: Tensor, bias: Tensor | None, up: Tensor | None, activation: Callable[[Tensor], Tensor], out: Tensor) -> Tensor:
     """Write f(x), f(x + ``bias``) or f(x) * ``up`` to ``out``, which may be ``x``, and return it; all have the strides of ``x``."""
-    _call("activate", x.dtype, CODES[activation], x, bias, up, out, *_row_sizes(x), torch.get_num_threads())
+    call_typed("activate", x.dtype, CODES[activation], x, bias, up, out, *_row_sizes(x), torch.get_num_threads())
     return out
 
 
@@ -138,7 +138,7 @@ def activate_rows_backward(
     assert bias is None or grad_bias is not None
     assert grad_bias is None or (up is None and recomputed is not None)
     tensors = grad, x, bias, up, grad_x, grad_up, recomputed, grad_bias
-    if _call("activate_backward", x.dtype, CODES[activation], *tensors, *_row_sizes(x), torch.get_num_threads()):
+    if call_typed("activate_backward", x.dtype, CODES[activation], *tensors, *_row_sizes(x), torch.get_num_threads()):
         raise MemoryError(f"expected {x.shape[-1] * 4 * MAX_CHUNKS:,} bytes for the gradient of a bias, found no memory")
 
 
@@ -155,7 +155,7 @@ class _Norm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centered: bool) -> Tensor:
         out, inverse = torch.empty_like(x), torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
         mean = torch.empty_like(inverse) if centered else None
-        _call("norm", x.dtype, x, weight, bias, out, mean, inverse, inverse.numel(), x.shape[-1], eps, torch.get_num_threads())
+        call_typed("norm", x.dtype, x, weight, bias, out, mean, inverse, inverse.numel(), x.shape[-1], eps, torch.get_num_threads())
         ctx.save_for_backward(x, weight, bias, mean, inverse)
         ctx.eps = eps
         return out
@@ -170,7 +170,7 @@ class _Norm(torch.autograd.Function):
             return *differentiable_gradients(REFERENCES["layer_norm"], (x, weight, bias, ctx.eps), grad), None
         grad_x, grad_weight, grad_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
         sizes = inverse.numel(), x.shape[-1], torch.get_num_threads()
-        if _call("norm_backward", x.dtype, grad.contiguous(), x, weight, mean, inverse, grad_x, grad_weight, grad_bias, *sizes):
+        if call_typed("norm_backward", x.dtype, grad.contiguous(), x, weight, mean, inverse, grad_x, grad_weight, grad_bias, *sizes):
             raise MemoryError(f"expected {weight.nbytes * 2 * MAX_CHUNKS:,} bytes for the gradient of a norm, found no memory")
         return grad_x, grad_weight, None if bias is None else grad_bias, None, None
 
@@ -197,7 +197,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, backward: bool) ->
     """Write the rotated vectors to ``out``, whose strides may differ: attention reads vectors by heads, projections by tokens."""
     table = (cos.stride(0) if cos.shape[0] > 1 else 0, cos.stride(2))
     strides = [(ctypes.c_int64 * len(each))(*each) for each in (x.shape, x.stride(), table, out.stride())]
-    _call("rotate", x.dtype, x, cos, sin, out, *strides, cos.shape[-1], backward, torch.get_num_threads())
+    call_typed("rotate", x.dtype, x, cos, sin, out, *strides, cos.shape[-1], backward, torch.get_num_threads())
     return out
 
 
@@ -223,7 +223,7 @@ def _drop(x: Tensor, residual: Tensor | None, masks: KeyedMasks, p: float) -> Te
     seeds = words.seeds.contiguous()
     sizes = (ctypes.c_int64 * len(words))(seeds.numel(), *words[1:])
     n_bytes = resolution(p)[1].itemsize
-    _call("dropout", x.dtype, x, residual, out, seeds, sizes, kept_below(p), n_bytes, 1 / (1 - p), torch.get_num_threads())
+    call_typed("dropout", x.dtype, x, residual, out, seeds, sizes, kept_below(p), n_bytes, 1 / (1 - p), torch.get_num_threads())
     return out
 
 
@@ -241,7 +241,7 @@ def call_native(function: str, *arguments: Any) -> int | None:
     return status
 
 
-def _call(name: str, dtype: torch.dtype, *arguments: Any) -> int | None:
+def call_typed(name: str, dtype: torch.dtype, *arguments: Any) -> int | None:
     """Call the library's function for a dtype."""
     return call_native(f"{name}_{dtype}".replace("torch.", ""), *arguments)
 
@@ -286,14 +286,14 @@ def softmax_(s: Float[Tensor, "batch n_heads query key"], mask: Bool[Tensor, "#b
         mask = mask.contiguous()
     strides = (0, 0, 0) if mask is None else mask.expand(s.shape).stride()[:3]
     sizes = (ctypes.c_int64 * 4)(*s.shape), (ctypes.c_int64 * 3)(*strides)
-    return bool(_call("softmax", s.dtype, s, mask, *sizes, torch.get_num_threads()))
+    return bool(call_typed("softmax", s.dtype, s, mask, *sizes, torch.get_num_threads()))
 
 
 def logits_softmax_(z: Float[Tensor, "rows vocab"], log_sums: Float[Tensor, "rows"]) -> None:
     """Replace logits by their softmax, and write their logsumexp to ``log_sums``; both are contiguous."""
-    _call("logits_softmax", z.dtype, z, log_sums, *z.shape, torch.get_num_threads())
+    call_typed("logits_softmax", z.dtype, z, log_sums, *z.shape, torch.get_num_threads())
 
 
 def softmax_backward_(grad: Float[Tensor, "*axes key"], p: Float[Tensor, "*axes key"]) -> None:
     """Replace the gradient of the softmax P by that of its input, P (dP - rowsum(P dP))."""
-    _call("softmax_backward", p.dtype, grad, p, p.numel() // p.shape[-1], p.shape[-1], torch.get_num_threads())
+    call_typed("softmax_backward", p.dtype, grad, p, p.numel() // p.shape[-1], p.shape[-1], torch.get_num_threads())
