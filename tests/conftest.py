@@ -158,13 +158,14 @@ class Watch:
     def __init__(self, first_tier: bool) -> None:
         """Start with nothing spent; budgets hold for the first tier only."""
         self.first_tier = first_tier
-        self.spent: dict[str, float] = defaultdict(float)
+        self.spent: dict[str, Counter[str]] = defaultdict(Counter)
         self.skipped: set[str] = set()
         self.reasons: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up set-up, call and tear-down."""
-        self.spent[room_of(report.nodeid.split("::")[0])] += sum(seconds for name, seconds in report.user_properties if name == "processor")
+        seconds = sum(seconds for name, seconds in report.user_properties if name == "processor")
+        self.spent[room_of(report.nodeid.split("::")[0])][report.nodeid] += seconds
         if report.skipped and not (BY_REFERENCE and _KERNELS_ARE_OUT in str(report.longrepr)):
             self.skipped.add(report.nodeid.split("[")[0])
             self.reasons[str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)] += 1
@@ -177,9 +178,10 @@ class Watch:
     def faults(self) -> list[str]:
         """Say what broke a rule."""
         slow = [
-            f"room {room}: {seconds:.0f} s of processor time, its budget is {SECONDS.get(room, REST)} s (tests/conftest.py)"
-            for room, seconds in sorted(self.spent.items())
-            if self.first_tier and seconds > SECONDS.get(room, REST)
+            f"room {room}: {tests.total():.0f} s of processor time, its budget is {SECONDS.get(room, REST)} s (tests/conftest.py); "
+            f"most by {', '.join(f'{test} ({seconds:.1f} s)' for test, seconds in tests.most_common(3))}"
+            for room, tests in sorted(self.spent.items())
+            if self.first_tier and tests.total() > SECONDS.get(room, REST)
         ]
         skips = [
             f"{name} was skipped and is not in ALLOWED_SKIPS (tests/conftest.py)"
@@ -196,7 +198,8 @@ class Watch:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the faults and the time of each package."""
-        packages = ", ".join(f"{package} {seconds:.0f}" for package, seconds in sorted(self.spent.items(), key=lambda item: -item[1]))
+        totals = Counter({room: tests.total() for room, tests in self.spent.items()})
+        packages = ", ".join(f"{room} {seconds:.0f}" for room, seconds in totals.most_common())
         terminalreporter.write_line(f"processor seconds per package: {packages}")
         for reason, n in self.reasons.items():
             terminalreporter.write_line(f"{n} tests did not run. {reason}")

@@ -25,6 +25,7 @@ def test_a_slow_room_is_a_fault_in_the_first_tier() -> None:
         assert not watch.faults()
         watch.pytest_runtest_logreport(a_report("tests/layers/test_b.py::test_b", seconds=1))
         assert len(watch.faults()) == first_tier
+        assert all("most by tests/layers/test_a.py::test_a (" in fault for fault in watch.faults())
 
 
 def test_a_skip_that_is_not_on_the_list_is_a_fault() -> None:

@@ -250,6 +250,7 @@ def test_another_compiler_version_is_another_library(uncached: pytest.MonkeyPatc
     assert load_native_library.__wrapped__().reason != first
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("source", [native_build.STEP, native_build.ELEMENTWISE], ids=lambda path: path.stem)
 def test_the_source_has_no_warnings(source: Path, tmp_path: Path) -> None:
     compiler = shutil.which("g++")

@@ -95,6 +95,7 @@ def test_a_killed_run_ends_as_the_run_left_alone(
         assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
 
 
+@pytest.mark.long
 def test_a_run_killed_before_its_first_checkpoint_starts_from_the_other_again(
     classes: ClassificationRecipe, pretrained: Path, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_from_the_other_again(
     same(tmp_path / "alone", tmp_path / "killed")
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_named(classes: ClassificationRecipe, pretrained: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"adapter: expected a base run to add the adapter to, found none; give one with --init-from"):
         sit(changed(classes, adapter=LORA), tmp_path / "refused")

@@ -16,6 +16,9 @@ from transom.planning.shrink import shrink
 from transom.training import built_parts
 from transom.training.built_parts import build_parts
 
+NAMES = [*FAMILIES, "t5-base", "llama-2-70b", "translation", "digits-vit"]
+SLOW = ["mixture", "mask token", "cycles"]
+
 
 def fitting(name: str, config: ModelConfig, n: int, most: int) -> Iterator[ParallelConfig]:
     """Draw layouts that fit a model."""
@@ -27,7 +30,7 @@ def fitting(name: str, config: ModelConfig, n: int, most: int) -> Iterator[Paral
             yield layout
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "t5-base", "llama-2-70b", "translation", "digits-vit"])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in SLOW)) for name in NAMES])
 def test_parts_are_as_large_as_predicted(name: str) -> None:
     config = config_of(name)
     for layout in fitting(name, config, 4, 12):
