@@ -17,7 +17,7 @@ template <int kind>
 ALWAYS_INLINE ValueAndSlope activate(float x) {
     if (kind == RELU) return {x > 0 || x != x ? x : 0.0f, x > 0 ? 1.0f : 0.0f};
     if (kind == SIGMOID) {
-        const float s = sigmoid(x);
+        const float s = x != x ? x : sigmoid(x);
         return {s, s * (1.0f - s)};
     }
     if (kind == SILU) {
@@ -46,25 +46,43 @@ ALWAYS_INLINE ValueAndSlope activate(float x) {
 
 template <typename T, int kind, bool gated, bool biased>
 void activate_row(const T* x, const float* bias, const T* up, T* out, int64_t width) {
+    float block[BLOCK];
+    for (int64_t start = 0; start < width; start += BLOCK) {
+        const int64_t n = std::min(BLOCK, width - start);
+        float* y = results_of(out + start, block);
 #pragma omp simd
-    for (int64_t j = 0; j < width; j++) {
-        const float y = activate<kind>(biased ? wide(x[j]) + bias[j] : wide(x[j])).value;
-        out[j] = narrow<T>(gated ? y * wide(up[j]) : y);
+        for (int64_t k = 0; k < n; k++) {
+            const int64_t j = start + k;
+            const float value = activate<kind>(biased ? wide(x[j]) + bias[j] : wide(x[j])).value;
+            y[k] = gated ? value * wide(up[j]) : value;
+        }
+        finish_block(out + start, y, n);
     }
 }
 
 template <typename T, int kind, bool gated, bool biased, bool summed, bool recompute>
 void activate_backward_row(
     const T* grad, const T* x, const float* bias, const T* up, T* dx, T* dup, T* recomputed, float* __restrict dbias, int64_t width) {
+    float blocks[3][BLOCK];
+    for (int64_t start = 0; start < width; start += BLOCK) {
+        const int64_t n = std::min(BLOCK, width - start);
+        float *of_x = results_of(dx + start, blocks[0]), *of_up = blocks[1], *hidden = blocks[2];
+        if (gated) of_up = results_of(dup + start, of_up);
+        if (recompute) hidden = results_of(recomputed + start, hidden);
 #pragma omp simd
-    for (int64_t j = 0; j < width; j++) {
-        const float each = wide(grad[j]), by = gated ? wide(up[j]) : 1.0f;
-        const ValueAndSlope f = activate<kind>(biased ? wide(x[j]) + bias[j] : wide(x[j]));
-        const float slope = each * by * f.slope;
-        if (gated) dup[j] = narrow<T>(each * f.value);
-        if (recompute) recomputed[j] = narrow<T>(gated ? f.value * by : f.value);
-        if (summed) dbias[j] += slope;
-        dx[j] = narrow<T>(slope);
+        for (int64_t k = 0; k < n; k++) {
+            const int64_t j = start + k;
+            const float each = wide(grad[j]), by = gated ? wide(up[j]) : 1.0f;
+            const ValueAndSlope f = activate<kind>(biased ? wide(x[j]) + bias[j] : wide(x[j]));
+            const float slope = each * by * f.slope;
+            if (gated) of_up[k] = each * f.value;
+            if (recompute) hidden[k] = gated ? f.value * by : f.value;
+            if (summed) dbias[j] += slope;
+            of_x[k] = slope;
+        }
+        finish_block(dx + start, of_x, n);
+        if (gated) finish_block(dup + start, of_up, n);
+        if (recompute) finish_block(recomputed + start, hidden, n);
     }
 }
 

@@ -131,8 +131,13 @@ float softmax_of_logits(T* __restrict z, int64_t width) {
 #pragma omp simd reduction(+ : sum)
         for (int64_t j = 0; j < width; j++) sum += numerator(wide(z[j]) - largest);
         const float inverse = 1.0f / sum;
+        float block[BLOCK];
+        for (int64_t start = 0; start < width; start += BLOCK) {
+            const int64_t n = std::min(BLOCK, width - start);
 #pragma omp simd
-        for (int64_t j = 0; j < width; j++) z[j] = narrow<T>(numerator(wide(z[j]) - largest) * inverse);
+            for (int64_t k = 0; k < n; k++) block[k] = numerator(wide(z[start + k]) - largest) * inverse;
+            finish_block(z + start, block, n);
+        }
     }
     return std::log(sum) + largest;
 }
@@ -209,8 +214,8 @@ struct Words {  // as WordRange in layers/dropout.py
 // Random is the signed type of one element's random number: int8_t, or int32_t for small probabilities.
 template <typename T, typename Random>
 void dropout_row(const T* __restrict x, const T* __restrict residual, T* __restrict out, uint64_t seed, uint64_t first, const Words& words, Random kept_below, float scale) {
-    constexpr int64_t PER_WORD = 8 / sizeof(Random), BLOCK = 64;
-    uint64_t block[BLOCK];
+    constexpr int64_t PER_WORD = 8 / sizeof(Random);
+    uint64_t block[BLOCK];  // of words, here
     Random random[BLOCK * PER_WORD];
     for (int64_t word = 0; word < words.n_words; word += BLOCK) {
         const int64_t n = std::min(BLOCK, words.n_words - word);

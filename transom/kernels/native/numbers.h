@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
 #define ALWAYS_INLINE inline __attribute__((always_inline))  // gcc does not vectorize loops with calls
 
 namespace {
@@ -35,11 +39,27 @@ ALWAYS_INLINE bf16 narrow<bf16>(float x) {  // to the nearest bfloat16, ties to 
     return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (bf16)rounded;  // NaN stays NaN
 }
 
-// exp(x) with a relative error below 2^-22 (Cephes, expf) for |x| <= 87; x is clamped to this range, and NaN stays NaN.
-ALWAYS_INLINE float exponential(float x) {
-    const float clamped = x < -87.0f ? -87.0f : x > 87.0f ? 87.0f : x;
-    const float n = std::nearbyint(clamped * 1.44269504088896341f);
-    const float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
+constexpr int64_t BLOCK = 64;  // numbers of a row whose results are computed in float32 before they are written as bfloat16
+
+// Returns where the results of a block are computed: in ``block``, or in their place if that is in float32.
+ALWAYS_INLINE float* results_of(float* place, float*) { return place; }
+ALWAYS_INLINE float* results_of(bf16*, float* block) { return block; }
+
+// Writes the results of a block to their place, by an instruction that compilers do not choose for loops; it turns numbers below 1.2e-38 into 0.
+ALWAYS_INLINE void finish_block(float*, const float*, int64_t) {}
+ALWAYS_INLINE void finish_block(bf16* place, const float* block, int64_t n) {
+    int64_t k = 0;
+#ifdef __AVX512BF16__
+    for (; k + 16 <= n; k += 16) _mm256_storeu_si256((__m256i*)(place + k), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(block + k)));
+#endif
+    for (; k < n; k++) place[k] = narrow<bf16>(block[k]);
+}
+
+// exp(x) with a relative error below 2^-22 (Cephes, expf) for |x| <= 87. Other numbers give nonsense, and NaN stays NaN.
+ALWAYS_INLINE float exponential_within_range(float x) {
+    const float SHIFT = 12582912.0f + 127.0f;  // 1.5 * 2^23 + 127: the lowest bits of n + SHIFT are those of the exponent of 2^n
+    const float shifted = x * 1.44269504088896341f + SHIFT, n = shifted - SHIFT;
+    const float r = x - n * 0.693359375f + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -47,12 +67,27 @@ ALWAYS_INLINE float exponential(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    const int32_t bits = ((int32_t)n + 127) * (1 << 23);
+    uint32_t bits;
+    std::memcpy(&bits, &shifted, 4);
+    bits <<= 23;
     float scale;
     std::memcpy(&scale, &bits, 4);
     return p * scale;
 }
 
-ALWAYS_INLINE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+// exp(x), where x is clamped to [-87, 87].
+ALWAYS_INLINE float exponential(float x) { return exponential_within_range(x < -87.0f ? -87.0f : x > 87.0f ? 87.0f : x); }
+
+// 1 / (1 + exp(-x)), where x is clamped to [-87, 87], and NaN too. Integers are compared: with floats, gcc computes both branches of the clamp for all numbers,
+// and products with the smallest sigmoid are denormal, which takes ten times as long.
+ALWAYS_INLINE float sigmoid(float x) {
+    int32_t bits;
+    std::memcpy(&bits, &x, 4);
+    const int32_t size = bits & 0x7fffffff, limit = 0x42ae0000;  // 87.0f
+    const int32_t clamped = (size < limit ? size : limit) | (~bits & INT32_MIN);
+    float negative;
+    std::memcpy(&negative, &clamped, 4);
+    return 1.0f / (1.0f + exponential_within_range(negative));
+}
 
 }  // namespace
