@@ -109,14 +109,15 @@ def families(quick: bool) -> list[Family]:
     small = {"vocab_size": 65, "max_seq_len": 48 if quick else 256, "dropout": 0.0} | (
         {} if quick else {"d_model": 384, "n_heads": 6, "d_ff": 1536}
     )
-    gpt2_small = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072, "vocab_size": 50257, "max_seq_len": 1024, "dropout": 0.0}
+    gpt2_small = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072, "vocab_size": 50257, "max_seq_len": 1024}
+    undropped = {"dropout": 0.0, "attention_dropout": 0.0}  # as in the peers
     one_prompt = ((1, 6 if quick else 32),)
     image = {"image_size": 32, "patch_size": 4, "classes": CLASSES}
     return [
         Family("gpt2", "gpt2", size | text | {"attention_dropout": 0.0}, rows, length, prompts, new),
         Family("gpt-384", "gpt2", size | small | {"attention_dropout": 0.0}, rows, length, prompts, new, has_more_peers=True),
         Family("llama", "llama-7b", size | text | {"n_kv_heads": 2 if quick else 4, "dropout": 0.0}, rows, length, prompts, new),
-        Family("gpt2-small", "gpt2", size | text if quick else gpt2_small, rows // 2, length, one_prompt, new),
+        Family("gpt2-small", "gpt2", (size | text if quick else gpt2_small) | undropped, rows // 2, length, one_prompt, new),
         Family("bert", "bert-base", size | text | encoder, 4 * rows, length // 4),
         Family("vit", "vit-base-16", size | image, 4 * rows, 65),
     ]

@@ -1,6 +1,7 @@
 """Run each system in its own process, idle between its turns, because the thread pools of two systems in one process compete for cores."""
 
 import gc
+import signal
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -19,6 +20,9 @@ _MEMORY = "memory"
 
 SETTLE_SECONDS = 0.3
 """Pause before each turn, in seconds, in which the previous system's threads stop spinning."""
+
+EXIT_SECONDS = 10.0
+"""Time to wait for the exit status of a process that has closed its end of the pipe."""
 
 
 class Worker:
@@ -40,7 +44,7 @@ class Worker:
             threads: torch threads of the process.
             only: name of the workload to keep; None keeps all.
         """
-        context = get_context("spawn")
+        context, self._source = get_context("spawn"), f"{module}.{function}"
         self._pipe, child_end = context.Pipe()
         self._process = context.Process(target=_serve, args=(child_end, module, function, arguments, threads, only), daemon=True)
         self._process.start()
@@ -64,7 +68,11 @@ class Worker:
         try:
             return self._pipe.recv()
         except EOFError:
-            raise RuntimeError("a system of the benchmark failed; its process printed the traceback") from None
+            self._process.join(EXIT_SECONDS)
+            code = self._process.exitcode
+            killed = code is not None and code < 0
+            cause = f"signal {signal.Signals(-code).name}" if killed else "an error, whose traceback its process printed"
+            raise RuntimeError(f"{self._source}: expected a result, found that the process ended by {cause}") from None
 
     def __enter__(self) -> Self:
         """Return the worker."""

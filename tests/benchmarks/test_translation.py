@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,18 +91,30 @@ def test_systems_take_turns() -> None:
 
 
 def build_workloads(shape: Shape, start: float) -> dict[str, Callable[[], float]]:
-    return {"threads": lambda: float(torch.get_num_threads()), "start": lambda: start + shape.pairs, "broken": lambda: 1 / 0}
+    return {
+        "threads": lambda: float(torch.get_num_threads()),
+        "start": lambda: start + shape.pairs,
+        "broken": lambda: 1 / 0,
+        "killed": abort_process,
+    }
+
+
+def abort_process() -> float:
+    os.kill(os.getpid(), signal.SIGILL)
+    return 0.0
 
 
 @pytest.mark.long
 def test_a_worker_runs_in_its_own_process_and_reports_errors(capfd: pytest.CaptureFixture[str]) -> None:
     with Worker(__name__, "build_workloads", TINY, 5.0, threads=1) as worker:
-        assert worker.names == ["threads", "start", "broken"]
+        assert worker.names == ["threads", "start", "broken", "killed"]
         assert worker.run_once("threads")[1] == 1.0
         seconds, result = worker.run_once("start")
         assert result == 5.0 + TINY.pairs and 0 <= seconds < 1
-        with pytest.raises(RuntimeError, match="its process printed the traceback"):
+        with pytest.raises(RuntimeError, match=r"test_translation.build_workloads: .* an error, whose traceback its process printed"):
             worker.run_once("broken")
+    with Worker(__name__, "build_workloads", TINY, 5.0, threads=1) as worker, pytest.raises(RuntimeError, match="ended by signal SIGILL"):
+        worker.run_once("killed")
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 

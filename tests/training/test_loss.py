@@ -1,5 +1,7 @@
 """The chunked loss against whole logits and against torch's own, gradients included."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -117,3 +119,11 @@ def test_answers_drawn_together_in_chunks_equal_kl_of_torch(
     assert torch.allclose(nll, F.nll_loss(log_f, labels, reduction="sum"), rtol=0, atol=1e-10)
     for a, b in zip(torch.autograd.grad(fast, (hidden, weight)), torch.autograd.grad(own, (hidden, weight)), strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-10)
+
+
+def test_chunks_are_multiples_of_64_rows_or_at_least_pairs() -> None:
+    for n_rows, max_rows in itertools.product(range(0, 4096, 64), (1, 2, 63, 64, 65, 667, 1024, 4194)):
+        rows = module._chunk_rows(n_rows, max_rows)
+        assert 0 < rows <= max(2, max_rows) and rows % 2 == 0
+        assert rows % 64 == 0 or max_rows < 64 or n_rows == 0
+    assert module._chunk_rows(2048, 667) == 640

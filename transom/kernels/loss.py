@@ -98,7 +98,7 @@ def _chunked_loss(
     max_rows = max_slice_rows = CHUNK_ELEMENTS // vocab
     if hidden.device.type == "cpu":
         max_rows, max_slice_rows = min(max_rows, CPU_COLUMN_BYTES // dtype.itemsize), SLICE_ELEMENTS // vocab
-    rows, slice_rows = (2 * max(1, min(len(h_all), n) // 2) for n in (max_rows, max_slice_rows))
+    rows, slice_rows = _chunk_rows(len(h_all), max_rows), _chunk_rows(len(h_all), max_slice_rows)
     divergence = hidden.new_zeros((), dtype=exact)
     product = hidden.new_empty(rows, len(w), dtype=dtype)
     buffer = None if not r_drop and is_supported(product) else hidden.new_empty(slice_rows, len(w), dtype=exact)
@@ -129,6 +129,16 @@ def _chunked_loss(
     grad_weight.index_add_(0, labels, h_all.to(exact), alpha=label_smoothing - 1)
     grad_weight -= label_smoothing / vocab * h_all.sum(0, dtype=exact)
     return loss, nll, grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype)
+
+
+def _chunk_rows(n_rows: int, max_rows: int) -> int:
+    """Return the rows of a chunk: a multiple of ``PAD_MULTIPLE`` if the maximum allows, else an even number, since R-Drop compares pairs.
+
+    On a matrix unit, the logits of 666 rows took 40% more time than those of 672.
+    """
+    if max_rows >= PAD_MULTIPLE:
+        max_rows -= max_rows % PAD_MULTIPLE
+    return 2 * max(1, min(n_rows, max_rows) // 2)
 
 
 def _add_weight_gradient(total: Tensor | None, z: Tensor, h: Tensor, vocab: int, exact: torch.dtype) -> Tensor:
