@@ -15,7 +15,6 @@ import argparse
 import copy
 import itertools
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -355,11 +354,16 @@ def main(arguments: list[str] | None = None) -> None:
     environment = describe_environment(command, threads, peak, LIBRARIES)
     print(json.dumps(environment, indent=1))
     chosen = [family for family in families(args.quick) if family.name in (args.only or FAMILIES)]
-    result: dict[str, Any] = {"facts": environment, "families": {}}
+    result = read_earlier(args.out, environment)
     for family in chosen:
-        result["families"][family.name] = family_tables(family, args.rounds, threads, not args.no_compile, peak)
-        result["load_after"] = round(os.getloadavg()[0], 2)
-        write_result(args.out, result)  # after each family, so that a later failure loses nothing
+        result[family.name] = {"facts": environment, "tables": family_tables(family, args.rounds, threads, not args.no_compile, peak)}
+        write_result(args.out, {name: result[name] for name in FAMILIES if name in result})  # now: a later failure loses nothing
+
+
+def read_earlier(path: Path | None, environment: dict[str, Any]) -> dict[str, Any]:
+    """Return the results of earlier runs in a file, by family: nothing without a file, or if they are of another kind of processor."""
+    earlier: dict[str, Any] = {} if path is None or not path.exists() else json.loads(path.read_text(encoding="utf-8"))
+    return {name: each for name, each in earlier.items() if each["facts"]["processor"] == environment["processor"]}
 
 
 FAMILIES = [family.name for family in families(quick=True)]
@@ -372,7 +376,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-compile", action="store_true", help="skip the torch.compile modes")
     parser.add_argument("--quick", action="store_true", help="check that everything runs, with tiny shapes and meaningless figures")
     parser.add_argument("--rounds", type=int, default=5, help="timings per system")
-    parser.add_argument("--out", type=Path, help="JSON file to write the results to")
+    parser.add_argument("--out", type=Path, help="JSON file of the results, which keeps other families of this processor")
     return parser
 
 

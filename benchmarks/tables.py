@@ -191,22 +191,26 @@ def component_tables(result: dict[str, Any]) -> str:
     return "\n".join([f"### Components\n\n{caption}\n", *parts])
 
 
-def family_tables(result: dict[str, Any]) -> str:
-    """Return the tables of decoders, encoders and ViT beside the transformers library."""
-    facts = result["facts"]
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if name != "ctranslate2")  # of translation only
-    caption = (
+def _caption(facts: dict[str, Any], libraries: Sequence[str]) -> str:
+    """Return when, where, beside which versions of libraries and by which command a run was measured."""
+    versions = ", ".join(f"{name} {facts['versions'][name]}" for name in libraries)
+    return (
         f"{facts['date']}; {facts['processor']}; {facts['threads']} threads per system, load average {facts['load_before']} before the run;"
         f" {versions}; `{facts['command']}`."
     )
-    tables = [(f"{family}, {name}", rows) for family, workloads in result["families"].items() for name, rows in workloads.items()]
+
+
+def family_tables(result: dict[str, Any]) -> str:
+    """Return the tables of decoders, encoders and ViT beside the transformers library, by runs."""
+    runs: dict[str, list[str]] = {}
+    for family, measured in result.items():
+        facts = measured["facts"]
+        caption = _caption(facts, [name for name in facts["versions"] if name != "ctranslate2"])  # which translates only
+        tables = [f"#### {family}, {name}\n\n{_markdown_table(rows)}" for name, rows in measured["tables"].items()]
+        runs.setdefault(caption, []).extend(tables)
     instructions = facts["processor"].split(": ")[1]
-    return "\n".join(
-        [
-            f"### Other model families: {instructions}\n\n{caption}\n",
-            *(f"#### {title}\n\n{_markdown_table(rows)}" for title, rows in tables),
-        ]
-    )
+    parts = (part for caption, tables in runs.items() for part in (caption + "\n", *tables))
+    return "\n".join([f"### Other model families: {instructions}\n", *parts])
 
 
 def budget_tables(result: dict[str, Any]) -> str:
@@ -216,11 +220,8 @@ def budget_tables(result: dict[str, Any]) -> str:
     """
     facts = result["facts"]
     peak = ", ".join(f"{name} {rate:,} GFLOP/s" for name, rate in facts["matmul_gflops"].items())
-    caption = (
-        f"{facts['date']}; {facts['processor']}; {facts['threads']} threads per system, load average {facts['load_before']} before the run;"
-        f" torch {facts['versions']['torch']}, transformers {facts['versions']['transformers']}; `{facts['command']}`."
-        f" Measured peak: {peak}; memory bandwidth (read) {facts['read_gbytes']} GB/s."
-    )
+    caption = _caption(facts, ("torch", "transformers"))
+    caption += f" Measured peak: {peak}; memory bandwidth (read) {facts['read_gbytes']} GB/s."
     if "steps" not in result:
         caption += " Whole steps, and their shares of the peak rate, were timed with the profiler."
     instructions = facts["processor"].split(": ")[1]

@@ -1,11 +1,15 @@
 """Both systems of the families benchmark have models of equal size, train, and generate equally many tokens."""
 
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
 
-from benchmarks.families import CLASSES, Family, build_transformers_model, families, transformers_workloads, transom_workloads
+from benchmarks.families import CLASSES, Family, build_transformers_model, families, read_earlier, transformers_workloads, transom_workloads
+from benchmarks.tables import family_tables
 from transom.models.build import build_model
 
 TINY = {family.name: family for family in families(quick=True)}
@@ -33,3 +37,22 @@ def test_both_train_and_generate_as_many_tokens(family: Family, side) -> None:  
             assert -20 < workload() < 0
         else:
             assert workload() == [family.new] * int(name.removeprefix("generation, batch "))
+
+
+def a_run(date: str, speed: int) -> dict[str, Any]:
+    facts = {"date": date, "processor": "Some: avx2", "threads": 2, "load_before": 0.5, "versions": {"torch": "2"}, "command": "python"}
+    return {"facts": facts, "tables": {"training": [{"system": "transom", "tokens_per_second": speed}]}}
+
+
+def test_families_of_earlier_runs_stay_unless_the_processor_is_another(tmp_path: Path) -> None:
+    path = tmp_path / "families.json"
+    assert read_earlier(None, {"processor": "Some: avx2"}) == read_earlier(path, {"processor": "Some: avx2"}) == {}
+    path.write_text(json.dumps(earlier := {"gpt2": a_run("today", 7)}))
+    assert read_earlier(path, {"processor": "Some: avx2"}) == earlier
+    assert read_earlier(path, {"processor": "Some: avx512f"}) == {}
+
+
+def test_tables_follow_the_facts_of_their_run() -> None:
+    text = family_tables({"gpt2": a_run("Monday", 1), "llama": a_run("Tuesday", 2), "vit": a_run("Monday", 3)})
+    places = [text.index(part) for part in ("Monday", "gpt2, training", "vit, training", "Tuesday", "llama, training")]
+    assert places == sorted(places) and text.count("Monday") == 1
