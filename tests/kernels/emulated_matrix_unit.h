@@ -1,4 +1,4 @@
-// AMX and the bfloat16 product of AVX-512 in plain C++, so that their paths run on any processor with AVX-512 and VNNI: compile with
+// AMX and the bfloat16 instructions of AVX-512 in plain C++, so that their paths run on any processor with AVX-512 and VNNI: compile with
 // ``-include emulated_matrix_unit.h``. A tile that is used while its thread has not configured the unit aborts, as the processor would.
 
 #pragma once
@@ -34,6 +34,7 @@
 #define _tile_dpbssd(sums, a, b) emulated::multiply_int8(sums, a, b)
 #define _tile_dpbf16ps(sums, a, b) emulated::multiply_bfloat16(sums, a, b)
 #define _mm512_dpbf16_ps emulated::multiply_pairs
+#define _mm512_cvtneps_pbh emulated::narrow
 #define syscall(...) 0L  // the request for permission succeeds
 
 namespace emulated {
@@ -67,6 +68,20 @@ inline float upper_half(uint16_t x) {
     const uint32_t bits = uint32_t(x) << 16;
     float number;
     return std::memcpy(&number, &bits, 4), number;
+}
+
+// To the nearest bfloat16, ties to even; numbers without a normal form become 0.
+inline __m256i narrow(__m512 numbers) {
+    uint32_t bits[16];
+    uint16_t halves[16];
+    std::memcpy(bits, &numbers, 64);
+    for (int i = 0; i < 16; i++) {
+        const uint32_t size = bits[i] & 0x7fffffff, sign = bits[i] & 0x80000000;
+        const uint32_t rounded = size > 0x7f800000 ? bits[i] | 0x400000 : size < 0x800000 ? sign : bits[i] + 0x7fff + ((bits[i] >> 16) & 1);
+        halves[i] = (uint16_t)(rounded >> 16);
+    }
+    __m256i result;
+    return std::memcpy(&result, halves, 32), result;
 }
 
 inline void multiply_int8(int sums, int a, int b) {

@@ -56,10 +56,10 @@ def fastest(work: Callable[[], object]) -> float:
     return min(timeit.repeat(work, number=1, repeat=15))
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.bfloat16, 6), (torch.float32, 4)])
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.bfloat16, 10), (torch.float32, 4)])
 @pytest.mark.parametrize("kind", ["plain", "bias", "gated"])
 def test_loops_over_exponentials_are_vectorized(dtype: torch.dtype, limit: int, kind: str) -> None:
-    """They take at most four times as long as those of ReLU, in float32 two times; without vectors, five times and more."""
+    """They take two to six times as long as those of ReLU in bfloat16, and two to three times in float32; without vectors, twenty times."""
     x, up, grad, grad_x, recomputed = (torch.randn(256, 2048).to(dtype) for _ in range(5))
     bias, factor = torch.randn(2048) if kind == "bias" else None, up if kind == "gated" else None
     of_factor = torch.empty_like(up) if kind == "gated" else None
@@ -243,11 +243,17 @@ def test_the_number_of_threads_changes_no_bit() -> None:
 
 @pytest.mark.parametrize("activation", [*CODES])
 def test_special_values(activation: Callable[[Tensor], Tensor]) -> None:
-    x = torch.tensor([float("nan"), float("inf"), 3e38, -3e38, 0.0, -0.0, 88.0, -88.0, 1e-40]).bfloat16()
+    """Also in rows of several vectors, of which the last is not full."""
+    x = torch.tensor([float("nan"), float("inf"), 3e38, -3e38, 0.0, -0.0, 88.0, -88.0, 1e-40]).repeat(5).bfloat16()
     found, exact = elementwise.activate(x, None, activation).double(), activation(x.double())
     assert torch.equal(found.isnan(), exact.isnan()) and torch.equal(found.isposinf(), exact.isposinf())
+    smallest = 2e-38 * x.double().abs().clamp_min(1)  # exp(-87) is the least exponential
     finite = exact.isfinite()
-    assert torch.allclose(found[finite], exact[finite], rtol=2 * ROUNDING[torch.bfloat16], atol=2e-36 * 3e38 / 1e2)
+    assert ((found - exact).abs() <= 2 * ROUNDING[torch.bfloat16] * exact.abs() + smallest)[finite].all()
+
+
+def test_rows_without_numbers_have_norms_without_numbers() -> None:
+    assert elementwise.rms_norm(torch.zeros(2, 0), torch.ones(0), 1e-6).shape == (2, 0)
 
 
 def test_gradients_can_be_differentiated_again() -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from tests.training.test_activation_checkpointing import CASES, batch_of
 from transom.config.components import FeedForwardConfig, GatedFeedForwardConfig
 from transom.config.model import AnyModel
-from transom.kernels import feed_forward
+from transom.kernels import feed_forward, linear
 from transom.kernels.elementwise import CODES
 from transom.kernels.native_library import load_elementwise_library
 from transom.layers.activation import gelu_tanh
@@ -93,6 +93,23 @@ def test_memory_that_was_never_written_is_not_read(d_ff: int, dtype: torch.dtype
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(each.isfinite().all() for each in found)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_gradients_of_parts_are_those_of_all_tokens_at_once(gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the gradient of the outputs is one number in memory, as that of a sum, and the last part is too short for the matrix unit."""
+    inputs = [each for each in drawn(331, 64, gated, False, False, torch.bfloat16) if each is not None]
+    given = [each.detach().requires_grad_() for each in inputs]
+
+    def gradients() -> tuple[Tensor, ...]:
+        up, gate = given[1], given[-1] if gated else None
+        return torch.autograd.grad(feed_forward.transform_tokens(given[0], up, given[2], None, None, gate, F.silu).sum(), given)
+
+    whole = gradients()
+    monkeypatch.setattr(feed_forward, "CHUNK_BYTES", 2 * 64 * 164)  # four parts of 133 tokens and one of 130
+    monkeypatch.setattr(linear, "MIN_PRODUCTS", 132 * 64 * 24)
+    for mine, exact in zip(gradients(), whole, strict=True):
+        assert float((mine - exact).float().norm()) <= 0.01 * float(exact.float().norm())
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "autocast"])

@@ -138,6 +138,7 @@ def _backward(
 ) -> dict[str, Tensor]:
     """Return the gradients of the wanted inputs by name; ``first`` and ``second`` are the products of the forward pass."""
     grads = {"x": torch.empty_like(x)} if wanted["x"] else {}
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # not, for example, that of a sum
     grad, x, grad_x = grad.flatten(0, -2), x.flatten(0, -2), grads["x"].flatten(0, -2) if wanted["x"] else None
     # sums over parts would be rounded once more in bfloat16
     exact = x.dtype == torch.float32 or can_compute_weight_gradient(first, x)
@@ -169,7 +170,9 @@ def _add_weight_gradient(total: Tensor | None, grad: Tensor, x: Tensor) -> Tenso
     """Return ``total`` + G^T X; None for a total of 0."""
     if can_compute_weight_gradient(grad, x):
         return weight_gradient(grad, x, add_to=total).weight
-    return grad.T @ x if total is None else total.addmm_(grad.T, x)
+    if total is None:
+        return grad.T @ x
+    return total.addmm_(grad.T, x) if total.dtype == x.dtype else total.add_(grad.T @ x)  # of a short last part
 
 
 def _project(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:

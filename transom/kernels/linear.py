@@ -146,7 +146,9 @@ def weight_gradient(grad: Tensor, x: Tensor, with_bias: bool = False, add_to: Te
         add_to: contiguous float32 tensor to which G^T X is added, which is returned; None for a new tensor.
     """
     (rows, outputs), inputs, threads = grad.shape, x.shape[1], torch.get_num_threads()
+    assert rows and outputs and inputs, "checked by can_compute_weight_gradient()"
     weight = grad.new_empty(outputs, inputs, dtype=torch.float32) if add_to is None else add_to
+    assert weight.shape == (outputs, inputs) and weight.dtype == torch.float32 and weight.is_contiguous()
     bias = grad.new_empty(outputs, dtype=torch.float32) if with_bias else None
     work = grad.new_empty(2 * _whole(rows) * _whole(inputs) + threads * WORK_BYTES, dtype=torch.uint8)
     sizes = rows, outputs, inputs, grad.stride(0), x.stride(0)

@@ -4,6 +4,8 @@ This script does not import transom, so that it starts fast. A library that cras
 """
 
 import ctypes
+import math
+import struct
 import sys
 
 INNER, OUTER, ROWS = 64, 48, 30
@@ -25,13 +27,22 @@ def main(path: str) -> int:
 
 
 def check_elementwise(library: ctypes.CDLL) -> int:
-    """Return 0 if max(0, x) * up is correct, in numbers that are exact in bfloat16."""
+    """Return 0 if max(0, x) * up, in numbers that are exact in bfloat16, and SiLU(x) * up, which computes exponentials, are correct."""
     n = 70
     x, up, out = ((ctypes.c_uint16 * n)() for _ in range(3))
     for i in range(n):
         x[i], up[i] = (0xC000 if i % 2 else 0x3F80), 0x4040  # -2 or 1, and 3
     library.transom_activate_bfloat16(0, x, None, up, out, *map(ctypes.c_int64, (1, n, n)), 1)
-    return int(any((found & 0x7FFF) != (0 if i % 2 else 0x4040) for i, found in enumerate(out)))
+    if any((found & 0x7FFF) != (0 if i % 2 else 0x4040) for i, found in enumerate(out)):
+        return 1
+    library.transom_activate_bfloat16(3, x, None, up, out, *map(ctypes.c_int64, (1, n, n)), 1)
+    expected = [x * 3 / (1 + math.exp(-x)) for x in (1, -2)]
+    return int(any(abs(_number(found) / expected[i % 2] - 1) > 0.01 for i, found in enumerate(out)))
+
+
+def _number(bfloat16: int) -> float:
+    number: float = struct.unpack("<f", struct.pack("<I", bfloat16 << 16))[0]
+    return number
 
 
 def check_step(library: ctypes.CDLL) -> int:

@@ -9,7 +9,6 @@ namespace bfloat16_attention {
 
 using namespace bfloat16_products;
 
-inline int64_t whole(int64_t n) { return parts_of(n, PANEL) * PANEL; }
 
 // Memory of a thread: the packed operands of a head and a block, and the sums of the gradients of keys and values.
 struct Work {
@@ -69,11 +68,7 @@ inline bool hide(float* __restrict s, const uint8_t* __restrict mask, int64_t ke
 
 // Writes a row of numbers as a line of each pair of tiles of a left operand.
 inline void store_row(const float* __restrict x, int64_t n, int64_t row, uint8_t* to) {
-    for (int64_t j = 0; j < n; j += DEPTH) {
-        bf16* __restrict line = (bf16*)(to + j / DEPTH * PAIR + row * 64);
-#pragma omp simd
-        for (int64_t c = 0; c < DEPTH; c++) line[c] = narrow<bf16>(x[j + c]);
-    }
+    for (int64_t j = 0; j < n; j += DEPTH) finish_block((bf16*)(to + j / DEPTH * PAIR + row * 64), x + j, DEPTH);
 }
 
 inline void store_vector(const float* __restrict x, bf16* __restrict to, int64_t n, float factor) {

@@ -27,6 +27,7 @@ constexpr int64_t PANEL = 32, DEPTH = 32;  // rows or columns of a panel, and in
 constexpr int64_t PAIR = 2 * TILE;         // bytes
 
 inline int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
+inline int64_t whole(int64_t n) { return parts_of(n, PANEL) * PANEL; }
 
 // Loads up to 32 numbers of a row; those that are missing, or all of a null row, are 0.
 inline __m512i load_row(const bf16* row, int64_t n) {

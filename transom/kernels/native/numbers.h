@@ -45,14 +45,17 @@ constexpr int64_t BLOCK = 64;  // numbers of a row whose results are computed in
 ALWAYS_INLINE float* results_of(float* place, float*) { return place; }
 ALWAYS_INLINE float* results_of(bf16*, float* block) { return block; }
 
-// Writes the results of a block to their place, by an instruction that compilers do not choose for loops; it turns numbers below 1.2e-38 into 0.
+// Writes the results of a block to their place, where possible by an instruction that compilers do not choose for loops; it turns numbers below 1.2e-38 into 0.
 ALWAYS_INLINE void finish_block(float*, const float*, int64_t) {}
 ALWAYS_INLINE void finish_block(bf16* place, const float* block, int64_t n) {
-    int64_t k = 0;
 #ifdef __AVX512BF16__
-    for (; k + 16 <= n; k += 16) _mm256_storeu_si256((__m256i*)(place + k), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(block + k)));
+    for (int64_t k = 0; k < n; k += 16) {
+        const __mmask16 there = n - k >= 16 ? 0xffff : (__mmask16)((1 << (n - k)) - 1);
+        _mm256_mask_storeu_epi16(place + k, there, (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(there, block + k)));
+    }
+#else
+    for (int64_t k = 0; k < n; k++) place[k] = narrow<bf16>(block[k]);
 #endif
-    for (; k < n; k++) place[k] = narrow<bf16>(block[k]);
 }
 
 // exp(x) with a relative error below 2^-22 (Cephes, expf) for |x| <= 87. Other numbers give nonsense, and NaN stays NaN.
@@ -78,8 +81,8 @@ ALWAYS_INLINE float exponential_within_range(float x) {
 // exp(x), where x is clamped to [-87, 87].
 ALWAYS_INLINE float exponential(float x) { return exponential_within_range(x < -87.0f ? -87.0f : x > 87.0f ? 87.0f : x); }
 
-// 1 / (1 + exp(-x)), where x is clamped to [-87, 87], and NaN too. Integers are compared: with floats, gcc computes both branches of the clamp for all numbers,
-// and products with the smallest sigmoid are denormal, which takes ten times as long.
+// 1 / (1 + exp(-x)), where x is clamped to [-87, 87]; of NaN it is a number, too. Integers are compared: with floats, gcc computes both branches of the clamp
+// for all numbers, and products with the smallest sigmoid are denormal, which takes ten times as long.
 ALWAYS_INLINE float sigmoid(float x) {
     int32_t bits;
     std::memcpy(&bits, &x, 4);

@@ -16,7 +16,7 @@ constexpr int64_t MAX_CHUNKS = 32;  // of rows, each with its own sums
 struct Rows {
     int64_t n, width, per_chunk, n_chunks;
     Rows(int64_t n, int64_t width, int64_t per_chunk) : n(n), width(width), per_chunk(per_chunk), n_chunks((n + per_chunk - 1) / per_chunk) {}
-    Rows(int64_t n, int64_t width) : Rows(n, width, std::max<int64_t>(1, CHUNK / width)) {}
+    Rows(int64_t n, int64_t width) : Rows(n, width, std::max<int64_t>(1, CHUNK / std::max<int64_t>(1, width))) {}
 
     // Rows in at most MAX_CHUNKS chunks.
     static Rows in_few_chunks(int64_t n, int64_t width) { return Rows(n, width, std::max<int64_t>((n + MAX_CHUNKS - 1) / MAX_CHUNKS, 16)); }

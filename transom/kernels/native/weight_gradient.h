@@ -81,7 +81,7 @@ inline void compute(const Product& product, uint8_t* work, int threads) {
     });
     uint8_t* of_threads = work + depth * panels * PAIR;
     const int64_t columns = parts_of(inputs, MOST_INPUTS), per_column = std::max<int64_t>(parts_of(2 * threads, columns), 1);
-    const int64_t n_outputs = std::min(MOST_OUTPUTS, parts_of(parts_of(outputs, per_column), PANEL) * PANEL), n_parts = parts_of(outputs, n_outputs) * columns;
+    const int64_t n_outputs = std::min(MOST_OUTPUTS, whole(parts_of(outputs, per_column))), n_parts = parts_of(outputs, n_outputs) * columns;
     std::atomic<int64_t> next{0};
     for_each_chunk(std::min<int64_t>(threads, n_parts), threads, [&](int64_t slot) {
         configure_tiles();
