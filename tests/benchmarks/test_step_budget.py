@@ -12,6 +12,7 @@ from benchmarks import step_budget, tables
 from benchmarks.families import families
 from benchmarks.step_budget import OUTSIDE, StepBudget, budget_table, budget_workloads, kind_of, measure_step, profiled
 from transom.planning.hardware import PeakRates
+from transom.planning.precision import choose_precision
 
 TINY = {family.name: family for family in families(quick=True)}
 
@@ -96,7 +97,8 @@ def test_budgets_are_written_and_become_tables(tmp_path: Path, capsys: pytest.Ca
     out = tmp_path / "budget.json"
     step_budget.main(["--quick", "--no-compile", "--only", "bert", "--rounds", "1", "--out", str(out)])
     result = json.loads(out.read_text())
-    rows, step = result["families"]["bert"], result["steps"]["bert"]["transom fp32"]
+    mode = choose_precision("auto", torch.device("cpu")).name
+    rows, step = result["families"]["bert"], result["steps"]["bert"][f"transom {mode}"]
     assert step["seconds"] > 0 and step["profiled_seconds"] == pytest.approx(sum(step["parts"].values()))
     assert rows[-1]["milliseconds per step"] == "share of the peak rate" and "bert: a training step" in capsys.readouterr().out
     page = tables.budget_tables(json.loads(out.read_text()))
