@@ -43,7 +43,7 @@ def trained(config: Any, batch: Any, dtype: torch.dtype) -> list[Tensor]:
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 1e-4)], ids=["float64", "float32"])
 @pytest.mark.parametrize(
-    "fields", every(3, TEXTS + IMAGES), ids=lambda fields: f"{fields['kind']}-{fields.get('position', fields.get('cell'))}"
+    "fields", every(4, TEXTS + IMAGES), ids=lambda fields: f"{fields['kind']}-{fields.get('position', fields.get('cell'))}"
 )
 def test_the_references_train_the_same_model(
     fields: dict[str, Any], dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch

@@ -7,14 +7,14 @@ import pytest
 import transom
 from tests.inspection.test_decoding_trace import runs, searched
 from tests.kernels.test_native_decoder import needs_library
-from tests.tiers import every
 
 __all__ = ["runs"]
 
 
 @needs_library
 @pytest.mark.kernels
-@pytest.mark.parametrize("name", every(2, ["language", "translation"]))
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["language", "translation"])
 def test_a_search_is_certified_and_reported_in_int8(runs: dict[str, Path], name: str) -> None:
     for precision in ("fp32", "bf16", "int8"):
         search, _, certificate = searched(transom.load(runs[name], precision), name)  # type: ignore[arg-type]
