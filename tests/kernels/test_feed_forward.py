@@ -97,7 +97,7 @@ def test_memory_that_was_never_written_is_not_read(d_ff: int, dtype: torch.dtype
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_gradients_of_parts_are_those_of_all_tokens_at_once(gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the gradient of the outputs is one number in memory, as that of a sum, and the last part is too short for the matrix unit."""
+    """Also if the gradient of the outputs is one number in memory, as that of a sum, and the last part alone has too few products."""
     inputs = [each for each in drawn(331, 64, gated, False, False, torch.bfloat16) if each is not None]
     given = [each.detach().requires_grad_() for each in inputs]
 

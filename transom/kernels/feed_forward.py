@@ -141,7 +141,8 @@ def _backward(
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # not, for example, that of a sum
     grad, x, grad_x = grad.flatten(0, -2), x.flatten(0, -2), grads["x"].flatten(0, -2) if wanted["x"] else None
     # sums over parts would be rounded once more in bfloat16
-    exact = x.dtype == torch.float32 or can_compute_weight_gradient(first, x)
+    on_matrix_unit = can_compute_weight_gradient(first, x)
+    exact = x.dtype == torch.float32 or on_matrix_unit
     parts = _parts(len(first), first.shape[1] * x.element_size()) if exact else [slice(0, len(x))]
     buffers = [None if each is None else _rows_like(first, parts[0].stop) for each in (first, first, second)]
     for part in parts:
@@ -154,7 +155,7 @@ def _backward(
         grad_up, grad_gate = (grad_first, None) if grad_second is None else (grad_second, grad_first)
         for name, left, right in (("down", grad[part], hidden), ("up", grad_up, x[part]), ("gate", grad_gate, x[part])):
             if wanted[name] and left is not None:
-                grads[name] = _add_weight_gradient(grads.get(name), left, right)
+                grads[name] = _add_weight_gradient(grads.get(name), left, right, on_matrix_unit)
         if wanted["up_bias"] and grad_bias is not None:
             grads["up_bias"] = grad_bias if "up_bias" not in grads else grads["up_bias"].add_(grad_bias)
         if grad_x is not None:
@@ -166,13 +167,11 @@ def _backward(
     return grads
 
 
-def _add_weight_gradient(total: Tensor | None, grad: Tensor, x: Tensor) -> Tensor:
-    """Return ``total`` + G^T X; None for a total of 0."""
-    if can_compute_weight_gradient(grad, x):
+def _add_weight_gradient(total: Tensor | None, grad: Tensor, x: Tensor, on_matrix_unit: bool) -> Tensor:
+    """Return ``total`` + G^T X, in float32 ``on_matrix_unit``; None for a total of 0."""
+    if on_matrix_unit:
         return weight_gradient(grad, x, add_to=total).weight
-    if total is None:
-        return grad.T @ x
-    return total.addmm_(grad.T, x) if total.dtype == x.dtype else total.add_(grad.T @ x)  # of a short last part
+    return grad.T @ x if total is None else total.addmm_(grad.T, x)
 
 
 def _project(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:

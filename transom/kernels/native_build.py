@@ -27,8 +27,10 @@ NATIVE = Path(__file__).parent / "native"
 STEP, ELEMENTWISE = NATIVE / "step.cpp", NATIVE / "elementwise.cpp"
 DESCRIPTIONS = {STEP: "the native decoder", ELEMENTWISE: "the native operations of training"}
 CHECK = Path(__file__).parent / "native_check.py"
-FLAGS = ["-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fopenmp-simd"]
-FLAGS += ["-fno-fast-math", "-fno-math-errno", "-fno-trapping-math"]  # CXX may ask for fast math, with which exponentials are wrong
+FLAGS = [
+    *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fopenmp-simd"),
+    *("-fno-fast-math", "-fno-math-errno", "-fno-trapping-math"),  # CXX may ask for fast math, with which exponentials are wrong
+]
 
 COMPILE_TIMEOUT = 60.0
 """Seconds after which a compiler and its child processes are killed."""

@@ -36,7 +36,7 @@ def check_elementwise(library: ctypes.CDLL) -> int:
     if any((found & 0x7FFF) != (0 if i % 2 else 0x4040) for i, found in enumerate(out)):
         return 1
     library.transom_activate_bfloat16(3, x, None, up, out, *map(ctypes.c_int64, (1, n, n)), 1)
-    expected = [x * 3 / (1 + math.exp(-x)) for x in (1, -2)]
+    expected = [3 * number / (1 + math.exp(-number)) for number in (1, -2)]
     return int(any(abs(_number(found) / expected[i % 2] - 1) > 0.01 for i, found in enumerate(out)))
 
 

@@ -9,7 +9,6 @@ namespace bfloat16_attention {
 
 using namespace bfloat16_products;
 
-
 // Memory of a thread: the packed operands of a head and a block, and the sums of the gradients of keys and values.
 struct Work {
     uint8_t *keys_t, *keys, *values_t, *values;                    // of a head, as right operands: transposed, and not

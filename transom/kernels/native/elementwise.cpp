@@ -214,11 +214,11 @@ struct Words {  // as WordRange in layers/dropout.py
 // Random is the signed type of one element's random number: int8_t, or int32_t for small probabilities.
 template <typename T, typename Random>
 void dropout_row(const T* __restrict x, const T* __restrict residual, T* __restrict out, uint64_t seed, uint64_t first, const Words& words, Random kept_below, float scale) {
-    constexpr int64_t PER_WORD = 8 / sizeof(Random);
-    uint64_t block[BLOCK];  // of words, here
-    Random random[BLOCK * PER_WORD];
-    for (int64_t word = 0; word < words.n_words; word += BLOCK) {
-        const int64_t n = std::min(BLOCK, words.n_words - word);
+    constexpr int64_t PER_WORD = 8 / sizeof(Random), MOST_WORDS = 64;  // at a time
+    uint64_t block[MOST_WORDS];
+    Random random[MOST_WORDS * PER_WORD];
+    for (int64_t word = 0; word < words.n_words; word += MOST_WORDS) {
+        const int64_t n = std::min(MOST_WORDS, words.n_words - word);
         for (int64_t k = 0; k < n; k++) block[k] = dropout_word(seed, first + (uint64_t)(word + k));
         std::memcpy(random, block, sizeof(block));
         const int64_t origin = word * PER_WORD - words.n_skipped, start = std::max<int64_t>(origin, 0);
