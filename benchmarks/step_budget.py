@@ -5,7 +5,7 @@
 The limits are the matrix products at the measured peak rate, and the least traffic of the optimizer at the measured bandwidth. A step, and
 its share of the peak rate, are timed without the profiler, which slows down steps of many small operations. The parts are those of a step
 with it: times that PyTorch's profiler attributes to an operation itself, without the operations that it calls. A graph compiled by
-`torch.compile` runs its fused element-wise loops under one name. All systems are measured in turn, each in a process of its own.
+`torch.compile` runs its fused element-wise loops under one name. All systems take turns, round by round, each in a process of its own.
 """
 
 import argparse
@@ -13,19 +13,22 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.families import Family, families, transformers_workloads, transom_workloads
-from benchmarks.measure import describe_environment, timed, write_result
+from benchmarks.measure import describe_environment, faster_peak, matmul_workloads, time_interleaved, timed, write_result
 from benchmarks.translation import Row, print_table, start_workers
+from transom.kernels import linear
+from transom.kernels.elementwise import call_native
 from transom.planning.hardware import PeakRates, measure_peak
 from transom.planning.parameters import count_parameters
 from transom.planning.precision import choose_threads
@@ -34,13 +37,17 @@ ADAM_BYTES = 28
 """Least traffic of Adam per parameter in float32: weight, gradient and two moments are read, and weight and moments are written."""
 
 OUTSIDE = "Python, between operations"
+WEIGHT_GRADIENT = "transom::weight_gradient"
+"""Name under which a profile has the native products for gradients of weights, which belong to the functions that call them otherwise."""
+
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("optimizer and clipping", ("_fused_adam", "_foreach", "linalg_vector_norm", "clip_grad", "Optimizer")),
-    ("products with weights", ("addmm", "aten::mm", "_linear", "convolution")),
+    ("products with weights", ("addmm", "aten::mm", "_linear", "convolution", WEIGHT_GRADIENT)),
     ("products of attention", ("bmm",)),
     ("fused attention", ("scaled_dot_product",)),
     ("compiled loops", ("Compiled", "graph_")),
-    ("native kernels", ("_Activation", "_Norm", "_Rotate", "_Dropout", "_NativeAttention", "_ShortAttention", "_FeedForward")),
+    ("native attention", ("_NativeAttention", "_ShortAttention")),
+    ("native kernels", ("_Activation", "_Norm", "_Rotate", "_Dropout", "_FeedForward")),
     ("softmax and loss", ("softmax", "nll_loss", "cross_entropy", "CrossEntropy")),
     ("norms", ("layer_norm", "rms_norm")),
     ("copies and casts", ("copy_", "_to_copy", "clone", "cat", "contiguous", "fill_", "zero_", "empty")),
@@ -62,49 +69,70 @@ class StepBudget:
     """Seconds of a training step.
 
     Attributes:
-        seconds: without the profiler, as a median.
-        profiled_seconds: with the profiler, as a mean; the sum of ``parts``.
+        seconds: without the profiler.
         parts: with the profiler, by kind of operation.
     """
 
     seconds: float
-    profiled_seconds: float
     parts: dict[str, float]
 
+    @property
+    def profiled_seconds(self) -> float:
+        """Seconds of a step with the profiler."""
+        return sum(self.parts.values())
 
-def measure_step(step: Callable[[], Any], rounds: int) -> StepBudget:
-    """Time ``rounds`` steps, and as many with the profiler, after one that is not counted."""
-    step()
-    seconds = median(timed(step)() for _ in range(rounds))
-    parts = profiled(step, rounds)
-    return StepBudget(seconds, sum(parts.values()), parts)
+    @classmethod
+    def middle(cls, rounds: Sequence["StepBudget"]) -> "StepBudget":
+        """Return the median seconds without the profiler, and the parts of the round that has the median with it."""
+        in_order = sorted(rounds, key=lambda each: each.profiled_seconds)
+        return cls(median(each.seconds for each in rounds), in_order[(len(rounds) - 1) // 2].parts)
 
 
-def profiled(step: Callable[[], Any], rounds: int) -> dict[str, float]:
-    """Return the seconds of a step by kind of operation: the mean of ``rounds`` profiled steps."""
-    with profile(activities=[ProfilerActivity.CPU]) as found:
-        for _ in range(rounds):
-            with torch.profiler.record_function("whole step"):
-                step()
+def measure_step(step: Callable[[], Any]) -> StepBudget:
+    """Time a step without the profiler, and another with it."""
+    return StepBudget(timed(step)(), profiled(step))
+
+
+def profiled(step: Callable[[], Any]) -> dict[str, float]:
+    """Return the seconds of a profiled step by kind of operation."""
+
+    def record(*arguments: Any) -> None:
+        with torch.profiler.record_function(WEIGHT_GRADIENT):
+            call_native(*arguments)
+
+    with (
+        patch.object(linear, "call_native", record),
+        profile(activities=[ProfilerActivity.CPU]) as found,
+        torch.profiler.record_function("whole step"),
+    ):
+        step()
     seconds = Counter[str]()
     for event in found.events():
         if event.device_type.name == "CPU" and not event.name.startswith("ProfilerStep"):
-            own = event.self_cpu_time_total * 1e-6 / rounds
+            own = event.self_cpu_time_total * 1e-6
             seconds[OUTSIDE if event.name == "whole step" or event.name.startswith("autograd::") else kind_of(event.name)] += own
     return dict(seconds)
 
 
-def budget_workloads(system: str, family: Family, rounds: int, compiled: bool) -> dict[str, Callable[[], StepBudget]]:
-    """Return by mode a call that measures training steps of a system, "transom" or "transformers"."""
+def budget_workloads(system: str, family: Family, compiled: bool) -> dict[str, Callable[[], StepBudget]]:
+    """Return by mode a call that measures a round of a system, "transom" or "transformers"."""
     workloads = transom_workloads(family) if system == "transom" else transformers_workloads(family, compiled)
-    return {mode: partial(measure_step, step, rounds) for (name, mode), step in workloads.items() if name == "training"}
+    return {mode: partial(measure_step, step) for (name, mode), step in workloads.items() if name == "training"}
 
 
-def measure_family(family: Family, rounds: int, threads: int, compiled: bool) -> dict[str, StepBudget]:
-    """Measure a training step of each system and mode of a family, in turn."""
-    systems = {name: ("benchmarks.step_budget", "budget_workloads", name, family, rounds, compiled) for name in ("transom", "transformers")}
+def measure_family(family: Family, rounds: int, threads: int, compiled: bool, peak: PeakRates) -> tuple[dict[str, StepBudget], PeakRates]:
+    """Measure the training steps of all systems and modes in turns, and the peak rate of products among them."""
+    systems = {name: ("benchmarks.step_budget", "budget_workloads", name, family, compiled) for name in ("transom", "transformers")}
+    measured: dict[str, list[StepBudget]] = {}
+
+    def measure(name: str, call: Callable[[], tuple[float, StepBudget]]) -> float:
+        measured.setdefault(name, []).append(call()[1])
+        return measured[name][-1].seconds
+
     with start_workers(systems, threads) as calls:
-        return {f"{system} {mode}": call()[1] for (system, mode), call in calls.items()}
+        steps = {f"{system} {mode}": partial(measure, f"{system} {mode}", call) for (system, mode), call in calls.items()}
+        timings = time_interleaved({**steps, **matmul_workloads(peak)}, rounds)
+    return {name: StepBudget.middle(each[-rounds:]) for name, each in measured.items()}, faster_peak(peak, timings)
 
 
 STEP, PROFILED_STEP, SHARE = "whole step", "sum, with the profiler", "share of the peak rate"
@@ -143,9 +171,9 @@ def main(arguments: list[str] | None = None) -> None:
     result: dict[str, Any] = {"facts": environment}
     result["steps"], result["families"] = {}, {}
     for family in chosen:
-        found = measure_family(family, args.rounds, threads, not args.no_compile)
+        found, peak_now = measure_family(family, args.rounds, threads, not args.no_compile, peak)
         result["steps"][family.name] = {name: asdict(each) for name, each in found.items()}
-        result["families"][family.name] = budget_table(family, found, peak)
+        result["families"][family.name] = budget_table(family, found, peak_now)
     result["load_after"] = round(os.getloadavg()[0], 2)
     write_result(args.out, result)
 
@@ -158,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-compile", action="store_true", help="skip the torch.compile modes")
     parser.add_argument("--quick", action="store_true", help="check that everything runs, with tiny shapes and meaningless figures")
-    parser.add_argument("--rounds", type=int, default=3, help="timed steps per system, and profiled ones")
+    parser.add_argument("--rounds", type=int, default=5, help="timed steps per system, and profiled ones")
     parser.add_argument("--out", type=Path, help="JSON file to write the results to")
     return parser
 

@@ -1,9 +1,10 @@
 """Greedy generation by llama.cpp with the weights of the transformers library's GPT-2, in float and in its quantized types.
 
 llama-cpp-python is compiled from source, in about half an hour on one core, so it is not among transom's extras:
-``CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --no-deps llama-cpp-python gguf diskcache``. All matrices of a file have the same type, also the
-embedding, which is faster than llama.cpp's mixtures of types such as Q4_K_M. Its defaults are its fastest settings: flash attention, memory
-mapping, and weights repacked for the processor.
+``CMAKE_ARGS="-DGGML_NATIVE=ON" pip install --no-deps llama-cpp-python gguf diskcache``. On a processor with a matrix unit, set
+``CC=clang CXX=clang++``: what gcc 12 compiles ends with an illegal instruction (``tileloadd``), as it configures the tiles before their
+configuration is written. All matrices of a file have the same type, also the embedding, which is faster than llama.cpp's mixtures of types
+such as Q4_K_M. Its defaults are its fastest settings: flash attention, memory mapping, and weights repacked for the processor.
 """
 
 import importlib.util

@@ -25,7 +25,8 @@ TINY = {family.name: family for family in families(quick=True)}
         ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "fused attention"),
         ("CompiledFunctionBackward", "compiled loops"),
         ("_NormBackward", "native kernels"),
-        ("_NativeAttentionBackward", "native kernels"),
+        ("_NativeAttentionBackward", "native attention"),
+        ("transom::weight_gradient", "products with weights"),
         ("_Dropout", "native kernels"),
         ("aten::native_layer_norm_backward", "norms"),
         ("aten::_softmax", "softmax and loss"),
@@ -40,7 +41,7 @@ def test_operations_have_kinds(operation: str, kind: str) -> None:
 
 def test_times_are_those_of_the_operations() -> None:
     a, b = torch.randn(700, 700), torch.randn(700, 700)
-    seconds = profiled(lambda: [a @ b for _ in range(5)], 2)
+    seconds = profiled(lambda: [a @ b for _ in range(5)])
     assert seconds["products with weights"] > 0.8 * sum(seconds.values())
 
 
@@ -49,9 +50,9 @@ def test_steps_are_timed_without_the_profiler_too(monkeypatch: pytest.MonkeyPatc
     adding = list[bool]()
     real = step_budget.profiled
 
-    def slower(step: Any, rounds: int) -> dict[str, float]:
+    def slower(step: Any) -> dict[str, float]:
         adding.append(True)
-        return real(step, rounds)
+        return real(step)
 
     def step() -> None:
         end = time.perf_counter() + (0.05 if adding else 0.01)
@@ -59,14 +60,20 @@ def test_steps_are_timed_without_the_profiler_too(monkeypatch: pytest.MonkeyPatc
             pass
 
     monkeypatch.setattr(step_budget, "profiled", slower)
-    found = measure_step(step, 3)
+    found = measure_step(step)
     assert 0.01 <= found.seconds < found.profiled_seconds and found.profiled_seconds > 0.045
+
+
+def test_the_middle_of_rounds_has_the_median_time_and_the_parts_of_one_round() -> None:
+    rounds = [StepBudget(seconds, {"norms": norms, "element-wise": 1.0}) for seconds, norms in ((5.0, 2.0), (3.0, 9.0), (4.0, 1.0))]
+    assert StepBudget.middle(rounds) == StepBudget(4.0, rounds[0].parts)
+    assert StepBudget.middle(rounds[:1]) == rounds[0]
 
 
 def test_the_share_of_the_peak_is_that_of_steps_without_the_profiler(capsys: pytest.CaptureFixture[str]) -> None:
     family, peak = TINY["bert"], PeakRates({torch.float32: 1e9}, 1e9)
     seconds = family.flops.training / 1e9
-    rows = budget_table(family, {"transom fp32": StepBudget(2 * seconds, 4 * seconds, {"norms": 4 * seconds})}, peak)
+    rows = budget_table(family, {"transom fp32": StepBudget(2 * seconds, {"norms": 4 * seconds})}, peak)
     found = {row["milliseconds per step"]: row["transom fp32"] for row in rows}
     assert found["share of the peak rate"] == "50%" and found["whole step"] == round(2e3 * seconds, 1)
     assert found["sum, with the profiler"] == found["norms"] == round(4e3 * seconds, 1) and "bert" in capsys.readouterr().out
@@ -83,10 +90,10 @@ def test_results_from_before_say_that_steps_were_profiled() -> None:
 @pytest.mark.parametrize("family", ["gpt2", "vit"])
 @pytest.mark.parametrize("system", ["transom", "transformers"])
 def test_most_of_a_step_has_a_kind(system: str, family: str) -> None:
-    for budget in budget_workloads(system, TINY[family], 1, compiled=False).values():
+    for budget in budget_workloads(system, TINY[family], compiled=False).values():
         found = budget()
         seconds = found.parts
-        assert found.seconds > 0 and found.profiled_seconds == pytest.approx(sum(seconds.values()))
+        assert found.seconds > 0
         assert seconds["products with weights"] > 0 and seconds["optimizer and clipping"] > 0
         assert set(seconds) <= {kind for kind, _ in step_budget.KINDS} | {"element-wise", OUTSIDE}
         assert seconds.get("native kernels", 0) > 0 if system == "transom" else "native kernels" not in seconds
@@ -99,7 +106,7 @@ def test_budgets_are_written_and_become_tables(tmp_path: Path, capsys: pytest.Ca
     result = json.loads(out.read_text())
     mode = choose_precision("auto", torch.device("cpu")).name
     rows, step = result["families"]["bert"], result["steps"]["bert"][f"transom {mode}"]
-    assert step["seconds"] > 0 and step["profiled_seconds"] == pytest.approx(sum(step["parts"].values()))
+    assert step["seconds"] > 0 and sum(step["parts"].values()) > 0
     assert rows[-1]["milliseconds per step"] == "share of the peak rate" and "bert: a training step" in capsys.readouterr().out
     page = tables.budget_tables(json.loads(out.read_text()))
     assert "#### bert" in page and "| products with weights |" in page and "limit: products at the peak rate" in page

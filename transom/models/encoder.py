@@ -15,6 +15,7 @@ from transom.layers.activation import ACTIVATIONS, POOLER_ACTIVATIONS
 from transom.layers.context import ALL_PAIRS, UNMASKED, AttentionContext, Part, StackContext
 from transom.layers.dropout import Dropout
 from transom.layers.embedding import build_embedding
+from transom.layers.feed_forward import Linear
 from transom.layers.masks.attention_contexts import build_contexts, context_of, select_pairs
 from transom.layers.masks.mask_rules import SAME_SEGMENT, TokenPositions, build_mask_rules
 from transom.layers.norm import build_norm
@@ -122,7 +123,7 @@ class MaskedEncoderTransformer(EncoderOnlyTransformer):
         """Initialize all layers; ``config.vocab_size`` must be set."""
         super().__init__(config)
         self.activation = ACTIVATIONS[config.head_activation]
-        self.transform = nn.Linear(config.d_model, config.d_model)
+        self.transform = Linear(config.d_model, config.d_model)
         self.transform_norm = build_norm(config.norm, config.d_model)
         self.unembedding = build_output_projection(config, self.embedding.tokens.num_embeddings)
         if config.tie_embeddings:
