@@ -148,7 +148,7 @@ def transom_workloads(family: Family) -> Workloads:
     inference_model = copy.deepcopy(model)
     prepare_for_inference(inference_model, precision.dtype, torch.device("cpu"))
     workloads: Workloads = {}
-    workloads["training", precision.name] = _transom_step(model, batch, family.training, precision.dtype)
+    workloads["training", precision.name] = training_step(model, batch, family.training, precision.dtype)
     if family.prompts:
         tokenizer = word_tokenizer(family.config.vocab_size)
         backends = {precision.name: build_decoder_backend(inference_model)}
@@ -164,7 +164,7 @@ def transom_workloads(family: Family) -> Workloads:
     return workloads
 
 
-def _transom_step(model: Network, batch: Batch, training: TrainingConfig, dtype: torch.dtype) -> Callable[[], float]:
+def training_step(model: Network, batch: Batch, training: TrainingConfig, dtype: torch.dtype) -> Callable[[], float]:
     """Return a training step, which returns the mean loss of a target token."""
     from transom.training.objectives.objective import CrossEntropy
     from transom.training.optimizer import build_optimizer

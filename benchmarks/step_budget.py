@@ -1,6 +1,6 @@
-"""Measure where a training step of each family spends its time, beside the transformers library's fastest modes and the machine's limits.
+"""Measure where a training step of each model spends its time, beside the fastest mode of each peer and the machine's limits.
 
-    python -m benchmarks.step_budget [--only gpt2 gpt-384 llama gpt2-small bert vit] [--no-compile] [--quick] [--rounds N] [--out FILE]
+    python -m benchmarks.step_budget [--only transformer-base multi30k gpt2 ...] [--no-compile] [--quick] [--rounds N] [--out FILE]
 
 The limits are the matrix products at the measured peak rate, and the least traffic of the optimizer at the measured bandwidth. A step, and
 its share of the peak rate, are timed without the profiler, which slows down steps of many small operations. The parts are those of a step
@@ -10,12 +10,12 @@ with it: times that PyTorch's profiler attributes to an operation itself, withou
 
 import argparse
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,9 +24,12 @@ from unittest.mock import patch
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.families import Family, families, transformers_workloads, transom_workloads
+from benchmarks.families import Family, families, read_earlier
 from benchmarks.measure import describe_environment, faster_peak, matmul_workloads, time_interleaved, timed, write_result
-from benchmarks.translation import Row, print_table, start_workers
+from benchmarks.peers import gpt
+from benchmarks.shapes import BASE, SMALL, Shape
+from benchmarks.shapes import TINY as TINY_SHAPE
+from benchmarks.translation import Row, print_table, start_workers, training_systems
 from transom.kernels import linear
 from transom.kernels.elementwise import call_native
 from transom.planning.hardware import PeakRates, measure_peak
@@ -114,46 +117,73 @@ def profiled(step: Callable[[], Any]) -> dict[str, float]:
     return dict(seconds)
 
 
-def budget_workloads(system: str, family: Family, compiled: bool) -> dict[str, Callable[[], StepBudget]]:
-    """Return by mode a call that measures a round of a system, "transom" or "transformers"."""
-    workloads = transom_workloads(family) if system == "transom" else transformers_workloads(family, compiled)
-    return {mode: partial(measure_step, step) for (name, mode), step in workloads.items() if name == "training"}
+def budget_workloads(module: str, function: str, *arguments: Any) -> dict[str, Callable[[], StepBudget]]:
+    """Return by mode a call that measures a round of the training steps that a benchmark's function builds."""
+    workloads = getattr(import_module(module), function)(*arguments)
+    steps = dict[str, Callable[[], StepBudget]]()
+    for key, step in workloads.items():
+        name, mode = key if isinstance(key, tuple) else ("training", key)
+        if name == "training":
+            steps[mode] = partial(measure_step, step)
+    return steps
 
 
-def measure_family(family: Family, rounds: int, threads: int, compiled: bool, peak: PeakRates) -> tuple[dict[str, StepBudget], PeakRates]:
+def systems_of(model: Family | Shape, compiled: bool) -> dict[str, tuple[Any, ...]]:
+    """Return by system the function that builds its training steps, with its module and arguments."""
+    if isinstance(model, Shape):
+        return training_systems(model, compiled)
+    systems: dict[str, tuple[Any, ...]] = {
+        "transom": ("benchmarks.families", "transom_workloads", model),
+        "transformers": ("benchmarks.families", "transformers_workloads", model, compiled),
+    }
+    more = gpt.installed() if model.has_more_peers else []
+    return systems | {name: ("benchmarks.peers.gpt", "workloads", name, model, compiled) for name in more}
+
+
+def measure_steps(
+    systems: Mapping[str, tuple[Any, ...]], rounds: int, threads: int, peak: PeakRates
+) -> tuple[dict[tuple[str, str], StepBudget], PeakRates]:
     """Measure the training steps of all systems and modes in turns, and the peak rate of products among them."""
-    systems = {name: ("benchmarks.step_budget", "budget_workloads", name, family, compiled) for name in ("transom", "transformers")}
-    measured: dict[str, list[StepBudget]] = {}
+    measured: dict[tuple[str, str], list[StepBudget]] = {}
 
-    def measure(name: str, call: Callable[[], tuple[float, StepBudget]]) -> float:
+    def measure(name: tuple[str, str], call: Callable[[], tuple[float, StepBudget]]) -> float:
         measured.setdefault(name, []).append(call()[1])
         return measured[name][-1].seconds
 
-    with start_workers(systems, threads) as calls:
-        steps = {f"{system} {mode}": partial(measure, f"{system} {mode}", call) for (system, mode), call in calls.items()}
+    builders = {name: ("benchmarks.step_budget", "budget_workloads", *builder) for name, builder in systems.items()}
+    with start_workers(builders, threads) as calls:
+        steps = {name: partial(measure, name, call) for name, call in calls.items()}
         timings = time_interleaved({**steps, **matmul_workloads(peak)}, rounds)
     return {name: StepBudget.middle(each[-rounds:]) for name, each in measured.items()}, faster_peak(peak, timings)
+
+
+def fastest_modes(found: Mapping[tuple[str, str], StepBudget]) -> dict[str, StepBudget]:
+    """Return the fastest mode of each system, by "system mode"."""
+    systems = dict.fromkeys(system for system, _ in found)
+    best = [min((name for name in found if name[0] == system), key=lambda name: found[name].seconds) for system in systems]
+    return {" ".join(name): found[name] for name in best}
 
 
 STEP, PROFILED_STEP, SHARE = "whole step", "sum, with the profiler", "share of the peak rate"
 """Rows of a table. The share is that of ``STEP``."""
 
 
-def budget_table(family: Family, found: Mapping[str, StepBudget], peak: PeakRates) -> list[Row]:
+def budget_table(model: Family | Shape, found: Mapping[str, StepBudget], peak: PeakRates) -> list[Row]:
     """Print and return milliseconds per step by kind of operation, a column per system and mode."""
+    flops = model.training_flops if isinstance(model, Shape) else model.flops.training
+    of_products = f"limit: {flops / 1e9:,.0f} GFLOP of products at the peak rate"
+    adam_bytes = count_parameters(model.config).total * ADAM_BYTES
     kinds = [kind for kind, _ in KINDS] + ["element-wise", OUTSIDE]
     rates = {name: peak.flops[torch.float32 if "fp32" in name else torch.bfloat16] for name in found}
     rows: dict[str, dict[str, Any]] = {
         **{kind: {name: _milliseconds(each.parts.get(kind, 0.0)) for name, each in found.items()} for kind in kinds},
         PROFILED_STEP: {name: _milliseconds(each.profiled_seconds) for name, each in found.items()},
         STEP: {name: _milliseconds(each.seconds) for name, each in found.items()},
-        "limit: products at the peak rate": {name: _milliseconds(family.flops.training / rate) for name, rate in rates.items()},
-        "limit: traffic of the optimizer": dict.fromkeys(
-            found, _milliseconds(count_parameters(family.config).total * ADAM_BYTES / peak.bandwidth)
-        ),
-        SHARE: {name: f"{family.flops.training / each.seconds / rates[name]:.0%}" for name, each in found.items()},
+        of_products: {name: _milliseconds(flops / rate) for name, rate in rates.items()},
+        f"limit: {adam_bytes / 2**20:,.0f} MiB of the optimizer": dict.fromkeys(found, _milliseconds(adam_bytes / peak.bandwidth)),
+        SHARE: {name: f"{flops / each.seconds / rates[name]:.0%}" for name, each in found.items()},
     }
-    return print_table(f"{family.name}: a training step", [{"milliseconds per step": label} | row for label, row in rows.items()])
+    return print_table(f"{model.name}: a training step", [{"milliseconds per step": label} | row for label, row in rows.items()])
 
 
 def _milliseconds(seconds: float) -> float:
@@ -167,22 +197,32 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(threads)
     environment = describe_environment(" ".join(["python -m benchmarks.step_budget", *(arguments or sys.argv[1:])]), threads, peak)
     print(json.dumps(environment, indent=1))
-    chosen = [family for family in families(args.quick) if not args.only or family.name in args.only]
-    result: dict[str, Any] = {"facts": environment}
-    result["steps"], result["families"] = {}, {}
-    for family in chosen:
-        found, peak_now = measure_family(family, args.rounds, threads, not args.no_compile, peak)
-        result["steps"][family.name] = {name: asdict(each) for name, each in found.items()}
-        result["families"][family.name] = budget_table(family, found, peak_now)
-    result["load_after"] = round(os.getloadavg()[0], 2)
-    write_result(args.out, result)
+    result = read_earlier(args.out, environment)
+    for model in models(args.quick):
+        if not args.only or model.name in args.only:
+            found, peak_now = measure_steps(systems_of(model, not args.no_compile), args.rounds, threads, peak)
+            result[model.name] = {
+                "facts": environment,
+                "steps": {" ".join(name): asdict(each) for name, each in found.items()},
+                "table": budget_table(model, fastest_modes(found), peak_now),
+            }
+            write_result(args.out, {name: result[name] for name in MODELS if name in result})  # now: a later failure loses nothing
+
+
+def models(quick: bool) -> list[Family | Shape]:
+    """Return the models whose training steps are measured; ``quick`` shapes are tiny."""
+    translators = [replace(TINY_SHAPE, name=shape.name) if quick else shape for shape in (BASE, SMALL)]
+    return [*translators, *families(quick)]
+
+
+MODELS = [model.name for model in models(quick=True)]
 
 
 def _parser() -> argparse.ArgumentParser:
     form = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step_budget", description=__doc__, formatter_class=form)
     parser.add_argument(
-        "--only", nargs="+", choices=[family.name for family in families(quick=True)], help="families to measure (default: all)"
+        "--only", nargs="+", choices=MODELS, help="models to measure (default: all); results of the others in the file are kept"
     )
     parser.add_argument("--no-compile", action="store_true", help="skip the torch.compile modes")
     parser.add_argument("--quick", action="store_true", help="check that everything runs, with tiny shapes and meaningless figures")

@@ -12,11 +12,11 @@ from transom.inspection.pages.line_chart import Line, chart_svg_file, line_chart
 FOLDER = Path(__file__).parent
 BENCHMARKS_README, README, EXPECTATIONS_PAGE = FOLDER / "README.md", FOLDER.parent / "README.md", FOLDER.parent / "docs" / "expectations.md"
 EXPECTATIONS = FOLDER / "results" / "expectations.json"
-TRANSLATION, LAYOUTS, PATTERNS, COMPONENTS = (
-    FOLDER / "results" / f"{name}.json" for name in ("translation", "layouts", "patterns", "components")
+TRANSLATION, LAYOUTS, PATTERNS, COMPONENTS, GPU = (
+    FOLDER / "results" / f"{name}.json" for name in ("translation", "layouts", "patterns", "components", "gpu")
 )
-OTHER_TRANSLATIONS, FAMILIES, BUDGETS = (
-    sorted((FOLDER / "results").glob(f"{name}-*.json")) for name in ("translation", "families", "step_budget")
+OTHER_TRANSLATIONS, FAMILIES, BUDGETS, TRAINING_PATHS = (
+    sorted((FOLDER / "results").glob(f"{name}-*.json")) for name in ("translation", "families", "step_budget", "training_paths")
 )
 """Results of one benchmark on different kinds of processors, such as families-avx512.json."""
 
@@ -208,25 +208,58 @@ def family_tables(result: dict[str, Any]) -> str:
         caption = _caption(facts, [name for name in facts["versions"] if name != "ctranslate2"])  # which translates only
         tables = [f"#### {family}, {name}\n\n{_markdown_table(rows)}" for name, rows in measured["tables"].items()]
         runs.setdefault(caption, []).extend(tables)
-    instructions = facts["processor"].split(": ")[1]
-    parts = (part for caption, tables in runs.items() for part in (caption + "\n", *tables))
-    return "\n".join([f"### Other model families: {instructions}\n", *parts])
+    return _by_run("Other model families", facts, runs)
 
 
 def budget_tables(result: dict[str, Any]) -> str:
-    """Return the tables of where a training step spends its time, one per family.
+    """Return the tables of where a training step spends its time, by runs.
 
     Results without ``steps`` are from before steps were timed without the profiler.
     """
+    runs: dict[str, list[str]] = {}
+    for model, measured in result.items():
+        facts = measured["facts"]
+        peak = ", ".join(f"{name} {rate:,} GFLOP/s" for name, rate in facts["matmul_gflops"].items())
+        caption = _caption(facts, ("torch", "transformers"))
+        caption += f" Peak before the run: {peak}; memory bandwidth (read) {facts['read_gbytes']} GB/s."
+        if "steps" not in measured:
+            caption += " Whole steps, and their shares of the peak rate, were timed with the profiler."
+        runs.setdefault(caption, []).append(f"#### {model}\n\n{_markdown_table(measured['table'])}")
+    return _by_run("Where a training step spends its time", facts, runs)
+
+
+def _by_run(title: str, facts: dict[str, Any], runs: dict[str, list[str]]) -> str:
+    """Return a section for a kind of processor, with the tables of each run after its caption."""
+    parts = (part for caption, tables in runs.items() for part in (caption + "\n", *tables))
+    return "\n".join([f"### {title}: {facts['processor'].split(': ')[1]}\n", *parts])
+
+
+def path_table(result: dict[str, Any]) -> str:
+    """Return the table of training steps by native kernels, ``torch.compile`` and PyTorch's operations."""
     facts = result["facts"]
-    peak = ", ".join(f"{name} {rate:,} GFLOP/s" for name, rate in facts["matmul_gflops"].items())
-    caption = _caption(facts, ("torch", "transformers"))
-    caption += f" Measured peak: {peak}; memory bandwidth (read) {facts['read_gbytes']} GB/s."
-    if "steps" not in result:
-        caption += " Whole steps, and their shares of the peak rate, were timed with the profiler."
-    instructions = facts["processor"].split(": ")[1]
-    tables = (f"#### {family}\n\n{_markdown_table(rows)}" for family, rows in result["families"].items())
-    return "\n".join([f"### Where a training step spends its time: {instructions}\n\n{caption}\n", *tables])
+    title = f"### Ways to compute a training step: {facts['processor'].split(': ')[1]}"
+    return f"{title}\n\n{_caption(facts, ('torch',))} Milliseconds per step.\n\n{_markdown_table(result['rows'])}"
+
+
+def gpu_table(result: dict[str, Any]) -> str:
+    """Return the table of training on a GPU; a later run replaces all rows of its families."""
+    runs = [({"facts": result["facts"]} | result[name]) for name in ("speed", "speed_with_padded_vocabulary") if name in result]
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        own: dict[str, list[dict[str, Any]]] = {}
+        for name, found in run.items():
+            if name not in ("facts", "peak") and "error" not in found:
+                own.setdefault(name.split(", ")[0], []).append(_gpu_row(name, found))
+        rows |= own
+    captions = [_caption(run["facts"], ("torch", "transformers")) for run in runs]
+    text = " ".join([f"{runs[0]['facts']['gpu']}.", *captions])
+    return f"### Training on a GPU\n\n{text}\n\n{_markdown_table([row for family in rows.values() for row in family])}"
+
+
+def _gpu_row(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    speed = {key: f"{found[key]:,}" for key in ("tokens_per_second", "low", "high")}
+    share = f"{found['share_of_peak']:.1%}"
+    return {"shape_and_system": name, **speed, "share_of_the_bf16_peak": share, "memory": f"{found['gib']:.1f} GiB"}
 
 
 TASKS = {
@@ -311,9 +344,11 @@ def render_results() -> str:
         *((path, partial(multi30k_table, language)) for language, path in MULTI30K.items()),
         *((path, family_tables) for path in FAMILIES),
         *((path, budget_tables) for path in BUDGETS),
+        *((path, path_table) for path in TRAINING_PATHS),
         (LAYOUTS, layout_tables),
         (PATTERNS, pattern_tables),
         (COMPONENTS, component_tables),
+        (GPU, gpu_table),
     ]
     return "\n".join(render(json.loads(path.read_text(encoding="utf-8"))) for path, render in sections if path.exists()) or NO_RESULTS
 

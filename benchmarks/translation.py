@@ -56,14 +56,18 @@ def main(arguments: list[str] | None = None) -> None:
     write_result(args.out, result)
 
 
-def training_table(shape: Shape, rounds: int | None, peak: PeakRates, threads: int, compiled: bool) -> list[Row]:
-    """Time a training step of every system, in target tokens per second."""
-    systems = {
+def training_systems(shape: Shape, compiled: bool) -> dict[str, tuple[Any, ...]]:
+    """Return by system the function that builds its training steps, with its module and arguments."""
+    return {
         "transom": ("benchmarks.ours", "training_steps", shape),
         "transformers Marian": ("benchmarks.peers.marian", "training_steps", shape, compiled),
         "torch.nn.Transformer": ("benchmarks.peers.torch_transformer", "training_steps", shape, compiled),
     }
-    with start_workers(systems, threads) as timed_calls:
+
+
+def training_table(shape: Shape, rounds: int | None, peak: PeakRates, threads: int, compiled: bool) -> list[Row]:
+    """Time a training step of every system, in target tokens per second."""
+    with start_workers(training_systems(shape, compiled), threads) as timed_calls:
         first = {name: timed_call()[1] for name, timed_call in timed_calls.items()}
         quartiles_of = time_interleaved({name: seconds_of(timed_call) for name, timed_call in timed_calls.items()}, rounds or 5)
     rows = []

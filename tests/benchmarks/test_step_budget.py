@@ -9,12 +9,23 @@ import pytest
 import torch
 
 from benchmarks import step_budget, tables
-from benchmarks.families import families
-from benchmarks.step_budget import OUTSIDE, StepBudget, budget_table, budget_workloads, kind_of, measure_step, profiled
+from benchmarks.families import Family
+from benchmarks.step_budget import (
+    OUTSIDE,
+    StepBudget,
+    budget_table,
+    budget_workloads,
+    fastest_modes,
+    kind_of,
+    measure_step,
+    models,
+    profiled,
+    systems_of,
+)
 from transom.planning.hardware import PeakRates
 from transom.planning.precision import choose_precision
 
-TINY = {family.name: family for family in families(quick=True)}
+TINY = {model.name: model for model in models(quick=True)}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +83,7 @@ def test_the_middle_of_rounds_has_the_median_time_and_the_parts_of_one_round() -
 
 def test_the_share_of_the_peak_is_that_of_steps_without_the_profiler(capsys: pytest.CaptureFixture[str]) -> None:
     family, peak = TINY["bert"], PeakRates({torch.float32: 1e9}, 1e9)
+    assert isinstance(family, Family)
     seconds = family.flops.training / 1e9
     rows = budget_table(family, {"transom fp32": StepBudget(2 * seconds, {"norms": 4 * seconds})}, peak)
     found = {row["milliseconds per step"]: row["transom fp32"] for row in rows}
@@ -82,15 +94,22 @@ def test_the_share_of_the_peak_is_that_of_steps_without_the_profiler(capsys: pyt
 def test_results_from_before_say_that_steps_were_profiled() -> None:
     facts = {"processor": "a: avx2", "matmul_gflops": {}, "versions": {"torch": "2", "transformers": "5"}}
     facts |= dict.fromkeys(("date", "threads", "load_before", "command", "read_gbytes"), "1")
-    result = {"facts": facts, "families": {"bert": [{"milliseconds per step": "whole step", "transom fp32": 1.0}]}}
-    assert "were timed with the profiler." in tables.budget_tables(result)
-    assert "were timed with the profiler." not in tables.budget_tables(result | {"steps": {}})
+    bert = {"facts": facts, "table": [{"milliseconds per step": "whole step", "transom fp32": 1.0}]}
+    assert "were timed with the profiler." in tables.budget_tables({"bert": bert})
+    assert "were timed with the profiler." not in tables.budget_tables({"bert": bert | {"steps": {}}})
 
 
-@pytest.mark.parametrize("family", ["gpt2", "vit"])
-@pytest.mark.parametrize("system", ["transom", "transformers"])
-def test_most_of_a_step_has_a_kind(system: str, family: str) -> None:
-    for budget in budget_workloads(system, TINY[family], compiled=False).values():
+def test_a_table_has_the_fastest_mode_of_each_system() -> None:
+    times = {("transom", "bf16"): 2.0, ("litgpt", "bf16"): 3.0, ("litgpt", "bf16 compiled"): 2.5}
+    found = {name: StepBudget(seconds, {}) for name, seconds in times.items()}
+    assert list(fastest_modes(found)) == ["transom bf16", "litgpt bf16 compiled"]
+
+
+@pytest.mark.parametrize(
+    ("model", "system"), [(model, system) for model in ("transformer-base", "gpt2", "vit") for system in systems_of(TINY[model], False)]
+)
+def test_most_of_a_step_has_a_kind(system: str, model: str) -> None:
+    for budget in budget_workloads(*systems_of(TINY[model], compiled=False)[system]).values():
         found = budget()
         seconds = found.parts
         assert found.seconds > 0
@@ -105,8 +124,8 @@ def test_budgets_are_written_and_become_tables(tmp_path: Path, capsys: pytest.Ca
     step_budget.main(["--quick", "--no-compile", "--only", "bert", "--rounds", "1", "--out", str(out)])
     result = json.loads(out.read_text())
     mode = choose_precision("auto", torch.device("cpu")).name
-    rows, step = result["families"]["bert"], result["steps"]["bert"][f"transom {mode}"]
+    rows, step = result["bert"]["table"], result["bert"]["steps"][f"transom {mode}"]
     assert step["seconds"] > 0 and sum(step["parts"].values()) > 0
     assert rows[-1]["milliseconds per step"] == "share of the peak rate" and "bert: a training step" in capsys.readouterr().out
     page = tables.budget_tables(json.loads(out.read_text()))
-    assert "#### bert" in page and "| products with weights |" in page and "limit: products at the peak rate" in page
+    assert "#### bert" in page and "| products with weights |" in page and "GFLOP of products at the peak rate" in page

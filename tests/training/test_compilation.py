@@ -89,10 +89,12 @@ def test_compiled_steps_are_those_of_eager_passes(
 ) -> None:
     """Inductor compiles without the results of earlier compilations, then reads its own."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    expected = losses(name, False, fields)
+    expected, cached = losses(name, False, fields), list[set[Path]]()
     for _ in range(2):
         assert losses(name, True, fields, backend="inductor") == pytest.approx(expected, rel=1e-4)
+        cached.append({path for path in tmp_path.rglob("*") if path.suffix in (".cpp", ".so")})
         torch.compiler.reset()
+    assert cached[0] and cached[1] == cached[0]
 
 
 @pytest.mark.compile

@@ -89,14 +89,18 @@ class CountWaits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_micro_batches_do_not_wait_for_the_device() -> None:
-    """Read one number per step, the norm of the gradients; the losses are fetched together at the end of the step."""
+def test_micro_batches_do_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait twice per step: for the losses of all micro-batches, once all are computed, and for the norm of the gradients."""
+    fetched = list[torch.Size]()
+    to_list = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda x: (fetched.append(x.shape), to_list(x))[1])
     for n_micro_batches in (1, 8):
+        fetched.clear()
         train_step, micro_batches = prepared(tiny(dropout=0.1), n_micro_batches)
         assert sum(batch.n_target_tokens for batch in micro_batches) > 0, "counted before the batches are moved"
         with CountWaits() as waits:
             train_step._step([batch.to(torch.device("cpu")) for batch in micro_batches], 0.01, 0.0)
-        assert waits.n == 1
+        assert waits.n == 1 and len(fetched) == 1
 
 
 @given(st.lists(st.booleans()))
