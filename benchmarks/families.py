@@ -297,9 +297,9 @@ def build_transformers_model(family: Family) -> nn.Module:
             ))  # fmt: skip
 
 
-def family_tables(family: Family, rounds: int, threads: int, compiled: bool, peak: PeakRates) -> dict[str, list[Row]]:
-    """Time the workloads of all systems in tokens or patches per second; generation counts only the new tokens."""
-    systems = {
+def training_systems(family: Family, compiled: bool) -> dict[str, tuple[Any, ...]]:
+    """Return by system that trains the family the function that builds its workloads, with its module and arguments."""
+    systems: dict[str, tuple[Any, ...]] = {
         "transom": ("benchmarks.families", "transom_workloads", family),
         "transformers": ("benchmarks.families", "transformers_workloads", family, compiled),
     }
@@ -307,6 +307,12 @@ def family_tables(family: Family, rounds: int, threads: int, compiled: bool, pea
         from benchmarks.peers import gpt
 
         systems |= {name: ("benchmarks.peers.gpt", "workloads", name, family, compiled) for name in gpt.installed()}
+    return systems
+
+
+def family_tables(family: Family, rounds: int, threads: int, compiled: bool, peak: PeakRates) -> dict[str, list[Row]]:
+    """Time the workloads of all systems in tokens or patches per second; generation counts only the new tokens."""
+    systems = training_systems(family, compiled)
     if family.name == "gpt2-small":
         from benchmarks.peers import llama_cpp
 

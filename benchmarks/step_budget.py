@@ -24,12 +24,12 @@ from unittest.mock import patch
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.families import Family, families, read_earlier
+from benchmarks import translation
+from benchmarks.families import Family, families, read_earlier, training_systems
 from benchmarks.measure import describe_environment, faster_peak, matmul_workloads, time_interleaved, timed, write_result
-from benchmarks.peers import gpt
 from benchmarks.shapes import BASE, SMALL, Shape
 from benchmarks.shapes import TINY as TINY_SHAPE
-from benchmarks.translation import Row, print_table, start_workers, training_systems
+from benchmarks.translation import Row, print_table, start_workers
 from transom.kernels import linear
 from transom.kernels.elementwise import call_native
 from transom.planning.hardware import PeakRates, measure_peak
@@ -130,14 +130,7 @@ def budget_workloads(module: str, function: str, *arguments: Any) -> dict[str, C
 
 def systems_of(model: Family | Shape, compiled: bool) -> dict[str, tuple[Any, ...]]:
     """Return by system the function that builds its training steps, with its module and arguments."""
-    if isinstance(model, Shape):
-        return training_systems(model, compiled)
-    systems: dict[str, tuple[Any, ...]] = {
-        "transom": ("benchmarks.families", "transom_workloads", model),
-        "transformers": ("benchmarks.families", "transformers_workloads", model, compiled),
-    }
-    more = gpt.installed() if model.has_more_peers else []
-    return systems | {name: ("benchmarks.peers.gpt", "workloads", name, model, compiled) for name in more}
+    return translation.training_systems(model, compiled) if isinstance(model, Shape) else training_systems(model, compiled)
 
 
 def measure_steps(
