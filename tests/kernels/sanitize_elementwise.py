@@ -57,7 +57,9 @@ def run(library: ctypes.CDLL) -> int:
         if unit:
             grad, inputs = torch.randn(shape).bfloat16(), torch.randn(shape[0], 37).bfloat16()
             assert linear.weight_gradient(grad, inputs, with_bias=True, add_to=torch.zeros(shape[1], 37)).weight.isfinite().all()
-            n_results += 1
+            for each in linear.weight_gradients([grad, inputs, grad[:, :5]], inputs, [True, False, True]):
+                assert each.weight.isfinite().all() and (each.bias is None or each.bias.isfinite().all())
+            n_results += 4
         elementwise.logits_softmax_(torch.randn(shape).to(dtype), torch.empty(shape[0]))
         log_probabilities.largest(log_probabilities.log_softmax_(torch.randn(shape)))
         p = torch.randn(1, 2, *shape).to(dtype)

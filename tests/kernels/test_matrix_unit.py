@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from transom.kernels import feed_forward, linear, loss
-from transom.kernels.linear import missing_matrix_unit, weight_gradient
+from transom.kernels.linear import missing_matrix_unit, weight_gradient, weight_gradients
 from transom.layers.dispatch import REFERENCES, selected_path
-from transom.layers.feed_forward import Linear, apply_linear
+from transom.layers.feed_forward import Linear, apply_linear, apply_linears, project
 from transom.planning.precision import num_threads_set_to
 from transom.training.losses import linear_cross_entropy
 
@@ -53,6 +53,29 @@ def test_it_equals_the_product_in_float64(
         assert float((found.bias - grad.double().sum(0)).norm()) < 2e-6 * float(grad.double().abs().sum(0).norm())
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    *(st.integers(1, 900), st.lists(st.integers(1, 700), min_size=2, max_size=4), st.integers(1, 600)),
+    *(st.sampled_from([0, 5]), st.booleans(), st.integers(1, 3)),
+)
+def test_gradients_of_layers_with_the_same_inputs_are_those_of_each(
+    rows: int, widths: list[int], inputs: int, padding: int, add: bool, threads: int
+) -> None:
+    torch.manual_seed(rows)
+    grads, x = [drawn(rows, width, padding) for width in widths], drawn(rows, inputs, padding)
+    totals = [torch.randn(width, inputs) for width in widths] if add else None
+    with_bias = [i % 2 == 0 for i in range(len(widths))]
+    exact = [grad.double().T @ x.double() + (0.0 if totals is None else totals[i].double()) for i, grad in enumerate(grads)]
+    with num_threads_set_to(threads):
+        found = weight_gradients(grads, x, with_bias, totals)
+    for i, (mine, grad, right) in enumerate(zip(found, grads, exact, strict=True)):
+        assert relative_error(mine.weight, right) < 2e-6
+        assert totals is None or mine.weight is totals[i]
+        assert (mine.bias is not None) == with_bias[i]
+        if mine.bias is not None:
+            assert float((mine.bias - grad.double().sum(0)).norm()) < 2e-6 * float(grad.double().abs().sum(0).norm())
+
+
 def test_threads_change_no_bit() -> None:
     grad, x, found = drawn(3000, 700, 0), drawn(3000, 1100, 0), []
     for threads in (1, 2, 3):
@@ -85,6 +108,58 @@ def test_a_linear_layer_equals_the_reference_and_gradients_of_weights_are_not_ro
         assert relative_error(mine, right) < tolerance
 
 
+def three_layers(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Tensor]:
+    """Return a function of x, three weights and two biases, whose result is the concatenated outputs of three layers."""
+
+    def concatenated(x: Tensor, q: Tensor, k: Tensor, v: Tensor, q_bias: Tensor, v_bias: Tensor) -> Tensor:
+        return torch.cat(function(x, (q, k, v), (q_bias, None, v_bias)), -1)
+
+    return concatenated
+
+
+def three_inputs() -> list[Tensor]:
+    torch.manual_seed(5)
+    weights = [torch.randn(width, 96) / 10 for width in (128, 70, 70)]
+    return [each.bfloat16().float() for each in (torch.randn(4, 300, 96), *weights, torch.randn(128), torch.randn(70))]
+
+
+def test_layers_with_the_same_inputs_equal_the_reference() -> None:
+    inputs = three_inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert selected_path("linears", inputs[0], tuple(inputs[1:4]), (inputs[4], None, inputs[5])) == "matrix unit"
+        assert selected_path("linears", inputs[0][:1, :2], tuple(inputs[1:4]), (None, None, None)) == "reference"
+    found = gradients(three_layers(apply_linears), inputs, True)
+    exact = gradients(three_layers(REFERENCES["linears"]), [each.double() for each in inputs], False)
+    assert all(each.dtype == torch.float32 for each in found[1:])
+    for mine, right, tolerance in zip(found, exact, (4e-3, 6e-3, *[2e-6] * 5), strict=True):
+        assert relative_error(mine, right) < tolerance
+
+
+def test_of_layers_with_the_same_inputs_any_can_be_frozen() -> None:
+    inputs = three_inputs()
+    for frozen in range(len(inputs)):
+        given = [each.clone().requires_grad_(i != frozen) for i, each in enumerate(inputs)]
+        with torch.autocast("cpu", torch.bfloat16):
+            three_layers(apply_linears)(*given).float().sum().backward()
+        assert [each.grad is None for each in given] == [i == frozen for i in range(len(inputs))]
+        assert given[4].grad is None or float(given[4].grad[3]) == 1200
+
+
+def test_layers_with_hooks_or_of_another_class_are_called() -> None:
+    class Doubled(Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    layers, x, heard = [Linear(96, 70), Linear(96, 70)], torch.randn(600, 96), list[Tensor]()
+    plain = project(x, *layers)
+    handle = layers[0].register_forward_hook(lambda module, given, out: heard.append(out))
+    assert torch.equal(project(x, *layers)[0], plain[0]) and len(heard) == 1
+    handle.remove()
+    doubled = Doubled(96, 70)
+    doubled.load_state_dict(layers[1].state_dict())
+    assert torch.equal(project(x, layers[0], doubled)[1], 2 * plain[1])
+
+
 def test_frozen_weights_and_inputs_get_no_gradient() -> None:
     layer, x = Linear(96, 70), torch.randn(600, 96, requires_grad=True)
     for frozen in (layer.weight, layer.bias, x):
@@ -97,9 +172,14 @@ def test_frozen_weights_and_inputs_get_no_gradient() -> None:
         assert layer.bias.grad is None or float(layer.bias.grad[3]) == 600
 
 
-def test_second_derivatives_are_those_of_the_reference() -> None:
+@pytest.mark.parametrize("layers", [1, 3])
+def test_second_derivatives_are_those_of_the_reference(layers: int) -> None:
     torch.manual_seed(2)
     inputs = [torch.randn(500, 96).bfloat16().float(), (torch.randn(90, 96) / 10).bfloat16().float(), torch.randn(90).bfloat16().float()]
+    inputs = inputs if layers == 1 else three_inputs()
+    function, reference = (
+        (apply_linear, REFERENCES["linear"]) if layers == 1 else (three_layers(apply_linears), three_layers(REFERENCES["linears"]))
+    )
 
     def penalty(function: Callable[..., Tensor], inputs: list[Tensor], autocast: bool) -> list[Tensor]:
         given = [x.detach().requires_grad_() for x in inputs]
@@ -108,8 +188,8 @@ def test_second_derivatives_are_those_of_the_reference() -> None:
         grads = torch.autograd.grad(value, given, create_graph=True)
         return list(torch.autograd.grad(sum(grad.square().sum() for grad in grads), given))
 
-    found = penalty(apply_linear, inputs, True)
-    for mine, exact in zip(found, penalty(REFERENCES["linear"], [x.double() for x in inputs], False), strict=True):
+    found = penalty(function, inputs, True)
+    for mine, exact in zip(found, penalty(reference, [x.double() for x in inputs], False), strict=True):
         assert relative_error(mine, exact) < 0.03
 
 
@@ -149,16 +229,19 @@ def test_the_losses_gradient_of_the_output_weights_is_the_same_without_it(unit: 
     assert len(calls) == (4 if unit else 0)
 
 
-def test_the_feed_forward_network_adds_the_gradients_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_feed_forward_network_adds_the_gradients_of_its_parts(gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(4)
-    inputs = [torch.randn(1500, 64), torch.randn(512, 64) / 8, torch.randn(64, 512) / 22, torch.randn(512), torch.randn(64)]
+    inputs = [torch.randn(1500, 64), torch.randn(512, 64) / 8, torch.randn(64, 512) / 22]
+    inputs += [torch.randn(512, 64) / 8] if gated else [torch.randn(512), torch.randn(64)]
     calls = list[int]()
-    monkeypatch.setattr(feed_forward, "weight_gradient", lambda *args, **named: (calls.append(1), weight_gradient(*args, **named))[1])
+    monkeypatch.setattr(feed_forward, "weight_gradients", lambda *args: (calls.append(len(args[0])), weight_gradients(*args))[1])
 
     def all_gradients(function: Callable[..., Tensor], inputs: list[Tensor], autocast: bool) -> list[Tensor]:
         given = [x.detach().requires_grad_() for x in inputs]
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            out = function(*given, None, F.gelu)
+            rest = (None, None, given[3]) if gated else (*given[3:], None)
+            out = function(*given[:3], *rest, F.gelu)
         return list(torch.autograd.grad(out, given, torch.ones_like(out)))
 
     exact = all_gradients(REFERENCES["feed_forward"], [x.bfloat16().double() for x in inputs], False)
@@ -167,7 +250,7 @@ def test_the_feed_forward_network_adds_the_gradients_of_its_parts(monkeypatch: p
         calls.clear()
         for mine, right in zip(all_gradients(feed_forward.transform_tokens, inputs, True), exact, strict=True):
             assert relative_error(mine, right) < 8e-3
-        assert len(calls) == 2 * parts
+        assert calls == [1, 2 if gated else 1] * parts
 
 
 def test_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

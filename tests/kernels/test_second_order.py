@@ -63,7 +63,7 @@ def loss(smoothing: float, r_drop: float) -> tuple[Callable[..., Tensor], list[T
     return lambda h, w: linear_cross_entropy(h, w, labels, smoothing, r_drop)[0], [drawn(4, 3), drawn(5, 3)]
 
 
-NOT_IN_FLOAT64 = {"_Activation", "_Norm", "_Dropout", "_NativeAttention", "_FeedForward", "_Linear"}
+NOT_IN_FLOAT64 = {"_Activation", "_Norm", "_Dropout", "_NativeAttention", "_FeedForward", "_Linears"}
 """Functions of bfloat16 and float32 only, too coarse for finite differences; ``test_elementwise.py``, ``test_native_attention.py``,
 ``test_feed_forward.py`` and ``test_matrix_unit.py`` compare their second derivatives with the reference."""
 

@@ -227,6 +227,11 @@ def _drop(x: Tensor, residual: Tensor | None, masks: KeyedMasks, p: float) -> Te
     return out
 
 
+def address_of(x: Tensor | None) -> int | None:
+    """Return the address of a tensor's numbers; None without a tensor, or where planning follows tensors without values."""
+    return None if x is None or SHAPE_TYPES.get() else x.data_ptr()
+
+
 def call_native(function: str, *arguments: Any) -> int | None:
     """Call a function of the library with the addresses of tensors; do nothing where planning follows tensors without values.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transom.kernels.elementwise import CODES, MIN_ELEMENTS, activate_rows, activate_rows_backward, is_supported
-from transom.kernels.linear import can_compute_weight_gradient, linear_16_bit, weight_gradient
+from transom.kernels.linear import can_compute_weight_gradient, linear_16_bit, weight_gradients
 from transom.kernels.second_order import differentiable_gradients
 from transom.layers.dispatch import REFERENCES, needs_double_backward
 
@@ -153,9 +153,9 @@ def _backward(
         outputs = grad_first, grad_second, hidden, grad_bias
         activate_rows_backward(grad_first, first[part], weights.activation_bias, _rows(second, part), activation, *outputs)
         grad_up, grad_gate = (grad_first, None) if grad_second is None else (grad_second, grad_first)
-        for name, left, right in (("down", grad[part], hidden), ("up", grad_up, x[part]), ("gate", grad_gate, x[part])):
-            if wanted[name] and left is not None:
-                grads[name] = _add_weight_gradient(grads.get(name), left, right, on_matrix_unit)
+        for of_outputs, inputs in (({"down": grad[part]}, hidden), ({"up": grad_up, "gate": grad_gate}, x[part])):
+            chosen = {name: each for name, each in of_outputs.items() if wanted[name] and each is not None}
+            grads |= _add_weight_gradients(grads, chosen, inputs, on_matrix_unit)
         if wanted["up_bias"] and grad_bias is not None:
             grads["up_bias"] = grad_bias if "up_bias" not in grads else grads["up_bias"].add_(grad_bias)
         if grad_x is not None:
@@ -167,11 +167,15 @@ def _backward(
     return grads
 
 
-def _add_weight_gradient(total: Tensor | None, grad: Tensor, x: Tensor, on_matrix_unit: bool) -> Tensor:
-    """Return ``total`` + G^T X, in float32 ``on_matrix_unit``; None for a total of 0."""
-    if on_matrix_unit:
-        return weight_gradient(grad, x, add_to=total).weight
-    return grad.T @ x if total is None else total.addmm_(grad.T, x)
+def _add_weight_gradients(totals: dict[str, Tensor], grads: dict[str, Tensor], x: Tensor, on_matrix_unit: bool) -> dict[str, Tensor]:
+    """Return by name the total, which is 0 if it is missing, + G^T X, in float32 ``on_matrix_unit``."""
+    if not on_matrix_unit:
+        return {name: totals[name].addmm_(grad.T, x) if name in totals else grad.T @ x for name, grad in grads.items()}
+    if not grads:
+        return {}
+    add_to = [totals[name] for name in grads if name in totals] or None
+    found = weight_gradients([*grads.values()], x, [False] * len(grads), add_to)
+    return {name: each.weight for name, each in zip(grads, found, strict=True)}
 
 
 def _project(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:

@@ -90,6 +90,12 @@ KERNELS = [
         "gradients of weights and biases are in float32, without copies",
         linear.missing_matrix_unit,
     ),
+    Kernel(
+        *("linears", "matrix unit", "linear layers with the same inputs, to each of which ``linear`` on the matrix unit applies"),
+        *(linear.can_use_linears, linear.linears, 4e-3),
+        "the inputs are packed once for the gradients of all weights, and the gradients of the inputs are summed by the products",
+        linear.missing_matrix_unit,
+    ),
     _elementwise("rotary", f"{_CPU_TYPES}, tables in float32", elementwise.can_rotate, elementwise.rotate, 4e-3),
     _elementwise("layer_norm", "bfloat16 on a CPU, gains in float32", elementwise.can_normalize_centered, elementwise.layer_norm, 4e-3),
     _elementwise("rms_norm", f"{_CPU_TYPES}, gains in float32", elementwise.can_normalize, elementwise.rms_norm, 4e-3),

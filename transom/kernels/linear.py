@@ -4,7 +4,7 @@ PyTorch computes the gradient of a weight in bfloat16, in products that take up 
 it to float32; the gradient of a bias is a sum with a float32 copy. ``native/weight_gradient.h`` computes both in float32 in one call.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -13,8 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from transom.kernels.elementwise import call_native, is_supported
+from transom.kernels.elementwise import address_of, call_native, is_supported
 from transom.kernels.native_library import load_elementwise_library
+from transom.kernels.native_structs import GradientStruct
 from transom.kernels.second_order import differentiable_gradients
 from transom.layers.activation import gelu_tanh, relu
 from transom.layers.dispatch import REFERENCES, needs_double_backward
@@ -105,8 +106,11 @@ def can_use_onednn(weight: Tensor, bias: Tensor | None, activation: Activation |
 MIN_PRODUCTS = 1 << 22
 """Least number of products (rows times inputs times outputs) of a gradient; PyTorch is as fast below it."""
 
-WORK_BYTES = 2**20
-"""Bytes of packed gradients and of sums per thread, as ``WORK`` in ``weight_gradient.h``."""
+WORK_BYTES = 5 * 2**18
+"""Bytes of a packed operand and of sums per thread, as ``WORK`` in ``weight_gradient.h``."""
+
+PACKED_BYTES = 2 + 4 / 32
+"""Bytes per number of the left operand: a packed number in bfloat16, and a sum in float32 per 32 of them."""
 
 
 @cache
@@ -137,23 +141,37 @@ class WeightGradient(NamedTuple):
 
 
 def weight_gradient(grad: Tensor, x: Tensor, with_bias: bool = False, add_to: Tensor | None = None) -> WeightGradient:
-    """Return the gradients G^T X of a weight and sum(G) of a bias.
+    """Return the gradients of one layer; arguments as for ``weight_gradients``."""
+    return weight_gradients([grad], x, [with_bias], None if add_to is None else [add_to])[0]
+
+
+def weight_gradients(
+    grads: Sequence[Tensor], x: Tensor, with_bias: Sequence[bool], add_to: Sequence[Tensor] | None = None
+) -> list[WeightGradient]:
+    """Return the gradients G^T X of the weights and sum(G) of the biases of linear layers with the same inputs.
 
     Args:
-        grad: gradient G of the layer's outputs, (rows, d_out), in bfloat16; rows may be apart in memory.
-        x: the layer's inputs X, (rows, d_in).
-        with_bias: whether to compute the gradient of the bias.
-        add_to: contiguous float32 tensor to which G^T X is added, which is returned; None for a new tensor.
+        grads: gradient G of each layer's outputs, (rows, d_out), in bfloat16; rows may be apart in memory.
+        x: the inputs X, (rows, d_in).
+        with_bias: per layer, whether to compute the gradient of its bias.
+        add_to: per layer, a contiguous float32 tensor to which G^T X is added, and which is returned; None for new tensors.
     """
-    (rows, outputs), inputs, threads = grad.shape, x.shape[1], torch.get_num_threads()
-    assert rows and outputs and inputs, "checked by can_compute_weight_gradient()"
-    weight = grad.new_empty(outputs, inputs, dtype=torch.float32) if add_to is None else add_to
-    assert weight.shape == (outputs, inputs) and weight.dtype == torch.float32 and weight.is_contiguous()
-    bias = grad.new_empty(outputs, dtype=torch.float32) if with_bias else None
-    work = grad.new_empty(2 * _whole(rows) * _whole(inputs) + threads * WORK_BYTES, dtype=torch.uint8)
-    sizes = rows, outputs, inputs, grad.stride(0), x.stride(0)
-    call_native("weight_gradient", grad, x, weight, bias, add_to is not None, *sizes, work, threads)
-    return WeightGradient(weight, bias)
+    (rows, inputs), threads = x.shape, torch.get_num_threads()
+    assert x.numel() and all(len(grad) == rows and grad.numel() for grad in grads), "checked by can_compute_weight_gradient()"
+    shapes = [(grad.shape[1], inputs) for grad in grads]
+    weights = [x.new_empty(shape, dtype=torch.float32) for shape in shapes] if add_to is None else add_to
+    assert [w.shape for w in weights] == shapes and all(w.dtype == torch.float32 and w.is_contiguous() for w in weights)
+    biases = [x.new_empty(grad.shape[1], dtype=torch.float32) if needed else None for grad, needed in zip(grads, with_bias, strict=True)]
+    found = [WeightGradient(*each) for each in zip(weights, biases, strict=True)]
+    left = inputs if len(grads) > 1 else min(inputs, grads[0].shape[1])
+    work = x.new_empty(int(PACKED_BYTES * _whole(rows) * _whole(left)) + threads * WORK_BYTES, dtype=torch.uint8)
+    structs = [
+        GradientStruct(*map(address_of, (grad, *results)), grad.shape[1], grad.stride(0))
+        for grad, results in zip(grads, found, strict=True)
+    ]
+    array = (GradientStruct * len(structs))(*structs)
+    call_native("weight_gradients", array, len(array), x, add_to is not None, rows, inputs, x.stride(0), work, threads)
+    return found
 
 
 def _whole(n: int) -> int:
@@ -161,32 +179,43 @@ def _whole(n: int) -> int:
     return -(-n // 32) * 32
 
 
-class _Linear(torch.autograd.Function):
-    """x W^T + b in bfloat16; gradients of W and b in float32."""
+class _Linears(torch.autograd.Function):
+    """x W^T + b of each layer, given as W and b in turn, in bfloat16; gradients of W and b in float32."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        narrow = weight.to(torch.bfloat16)
-        ctx.save_for_backward(x, weight, bias, narrow)
-        return F.linear(x, narrow) if bias is None else linear_16_bit(x, narrow, bias.to(torch.bfloat16))
+    def forward(ctx: Any, x: Tensor, *parameters: Tensor | None) -> tuple[Tensor, ...]:
+        weights, biases = parameters[::2], parameters[1::2]
+        narrow = [weight.to(torch.bfloat16) for weight in weights if weight is not None]
+        ctx.save_for_backward(x, *parameters, *narrow)
+        return tuple(
+            F.linear(x, weight) if bias is None else linear_16_bit(x, weight, bias.to(torch.bfloat16))
+            for weight, bias in zip(narrow, biases, strict=True)
+        )
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, narrow = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        n = len(grads)
+        x, parameters, narrow = (saved := ctx.saved_tensors)[0], saved[1 : 1 + 2 * n], saved[1 + 2 * n :]
         if needs_double_backward():
-            return differentiable_gradients(_reference, (x, weight, bias), grad)
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        flat, flat_x = grad.flatten(0, -2), x.flatten(0, -2)
-        flat = flat if flat.stride(-1) == 1 else flat.contiguous()
-        grad_x = (flat @ narrow).view(x.shape) if needs_x else None
-        if not needs_weight:
-            return grad_x, None, flat.sum(0, dtype=torch.float32) if needs_bias else None
-        return grad_x, *weight_gradient(flat, flat_x, needs_bias)
+            return differentiable_gradients(_reference, (x, *parameters), torch.cat(grads, -1))
+        needs_x, needs_weights, needs_biases = ctx.needs_input_grad[0], ctx.needs_input_grad[1::2], ctx.needs_input_grad[2::2]
+        flat, flat_x = [grad.flatten(0, -2) for grad in grads], x.flatten(0, -2)
+        flat = [grad if grad.stride(-1) == 1 else grad.contiguous() for grad in flat]
+        grad_x: Tensor | None = None
+        for grad, weight in zip(flat, narrow, strict=True) if needs_x else ():
+            grad_x = grad @ weight if grad_x is None else grad_x.addmm_(grad, weight)
+        trained = [i for i in range(n) if needs_weights[i]]
+        computed = weight_gradients([flat[i] for i in trained], flat_x, [needs_biases[i] for i in trained]) if trained else []
+        of_layers: dict[int, tuple[Tensor | None, Tensor | None]] = dict(zip(trained, computed, strict=True))
+        for i in set(range(n)) - set(trained):
+            of_layers[i] = None, flat[i].sum(0, dtype=torch.float32) if needs_biases[i] else None
+        return None if grad_x is None else grad_x.view(x.shape), *(each for i in range(n) for each in of_layers[i])
 
 
-def _reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = REFERENCES["linear"](x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
-    return out
+def _reference(x: Tensor, *parameters: Tensor | None) -> Tensor:
+    """Compute the outputs of all layers with the reference, concatenated."""
+    cast = [None if each is None else each.to(x.dtype) for each in parameters]
+    return torch.cat(REFERENCES["linears"](x, tuple(cast[::2]), tuple(cast[1::2])), -1)
 
 
 def can_use_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -204,10 +233,22 @@ def can_use_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     )
 
 
+def can_use_linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
+    """Return whether ``linears`` applies: ``linear`` does to each layer."""
+    return all(can_use_linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute a linear layer (``layers/feed_forward.py``) in bfloat16."""
+    return linears(x, (weight,), (bias,))[0]
+
+
+def linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """Compute linear layers with the same inputs in bfloat16."""
     with torch.autocast("cpu", enabled=False):
-        return _apply(x.to(torch.bfloat16).contiguous(), weight, bias)
+        parameters = (each for pair in zip(weights, biases, strict=True) for each in pair)
+        outputs: tuple[Tensor, ...] = _apply(x.to(torch.bfloat16).contiguous(), *parameters)
+        return outputs
 
 
-_apply: Callable[..., Tensor] = _Linear.apply
+_apply: Callable[..., tuple[Tensor, ...]] = _Linears.apply

@@ -60,7 +60,7 @@ ELEMENTWISE_FUNCTIONS |= {
 """Argument types and result type of each function of ``elementwise.cpp``."""
 
 MATRIX_UNIT_FUNCTIONS: _Functions = {
-    "transom_weight_gradient": ([*[_POINTER] * 4, _INT, *[_LONG] * 5, _POINTER, _INT], None),
+    "transom_weight_gradients": ([_POINTER, _INT, _POINTER, _INT, *[_LONG] * 3, _POINTER, _INT], None),
     "transom_attention_bytes": ([_POINTER, _INT], _LONG),
     "transom_attention_bfloat16": ([*[_POINTER] * 8, _LONG, _INT], None),
     "transom_attention_backward_bfloat16": ([*[_POINTER] * 11, _LONG, _INT], None),

@@ -67,6 +67,15 @@ class AttentionStruct(ctypes.Structure):
     ]
 
 
+class GradientStruct(ctypes.Structure):
+    """Gradient of a linear layer's outputs, and its results; mirrors ``Gradient`` in ``weight_gradient.h``."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("numbers", "weight", "bias")),
+        *((name, ctypes.c_int64) for name in ("columns", "stride")),
+    ]
+
+
 class SequencesStruct(ctypes.Structure):
     """Sequences that an encoder reads, and the bias of their attention scores."""
 

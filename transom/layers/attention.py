@@ -21,7 +21,7 @@ from transom.layers.cache import BlockCache, KeyValues, KVCache, LinearAttention
 from transom.layers.context import AttentionContext
 from transom.layers.dispatch import operation
 from transom.layers.dropout import DropoutSite, KeyedMasks, dropout
-from transom.layers.feed_forward import Linear
+from transom.layers.feed_forward import Linear, project
 from transom.layers.masks.block_sparse_mask import BlockSparseMask
 from transom.layers.norm import build_norm
 from transom.layers.observe import observe
@@ -240,11 +240,13 @@ class Attention(DropoutSite, nn.Module):
             The output before residual dropout, and V, the values of ``x`` before the mix with V_1. Callers of cross-attention ignore V.
         """
         projected: ProjectedMemory
-        if memory is None or isinstance(memory, Tensor):
-            projected, values = self.project_kv(x if memory is None else memory, ctx, value_residual)
+        if memory is None:
+            q, k, v = project(x, self.q, self.k, self.v)
+            projected, values = self._split_kv(k, v, ctx, value_residual)
         else:
-            projected, values = memory, memory[-1]
-        q = self.q(x).unflatten(-1, (-1, self.d_head))  # (rows, query, n_heads, d_head)
+            q = self.q(x)
+            projected, values = self.project_kv(memory, ctx) if isinstance(memory, Tensor) else (memory, memory[-1])
+        q = q.unflatten(-1, (-1, self.d_head))  # (rows, query, n_heads, d_head)
         q = q.view(len(projected[0]), -1, *q.shape[2:])  # (batch, n_beams * query, n_heads, d_head); rows = batch in self-attention
         q = q.transpose(1, 2)
         if self.q_norm is not None:
@@ -266,8 +268,19 @@ class Attention(DropoutSite, nn.Module):
         Returns:
             The keys after RoPE and the values after the mix with V_1, and the values before the mix.
         """
-        k = self.k(x).unflatten(-1, (-1, self.d_head)).transpose(1, 2)  # (batch, kv_heads, length, d_head)
-        own = self.v(x).unflatten(-1, (-1, self.d_value)).transpose(1, 2)  # (batch, kv_heads, length, d_value)
+        k, v = project(x, self.k, self.v)
+        return self._split_kv(k, v, ctx, value_residual)
+
+    def _split_kv(
+        self,
+        k: Float[Tensor, "batch length heads_k"],
+        v: Float[Tensor, "batch length heads_v"],
+        ctx: AttentionContext,
+        value_residual: ValueResidualTerm | None,
+    ) -> tuple[KeyValues, Float[Tensor, "batch kv_heads length d_value"]]:
+        """Split projected keys and values into heads, then normalize and rotate the keys and mix the values; result of ``project_kv``."""
+        k = k.unflatten(-1, (-1, self.d_head)).transpose(1, 2)  # (batch, kv_heads, length, d_head)
+        own = v.unflatten(-1, (-1, self.d_value)).transpose(1, 2)  # (batch, kv_heads, length, d_value)
         if self.k_norm is not None:
             k = self.k_norm(k, ctx)
         k = apply_rotary(k, ctx.rotary)  # RoPE

@@ -26,12 +26,30 @@ def apply_linear(
     return F.linear(x, weight, bias)
 
 
+@operation("linears")
+def apply_linears(
+    x: Float[Tensor, "*axes d_in"], weights: tuple[Float[Tensor, "_ d_in"], ...], biases: tuple[Float[Tensor, "_"] | None, ...]
+) -> tuple[Float[Tensor, "*axes _"], ...]:
+    """Compute x W^T + b for each W and b."""
+    return tuple(F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
+
+
 class Linear(nn.Linear):
     """``torch.nn.Linear``, computed by the operation ``linear``."""
 
     def forward(self, x: Float[Tensor, "*axes d_in"]) -> Float[Tensor, "*axes d_out"]:
         """Compute x W^T + b."""
         return apply_linear(x, self.weight, self.bias)
+
+
+def project(x: Float[Tensor, "*axes d_in"], *layers: nn.Module) -> tuple[Float[Tensor, "*axes _"], ...]:
+    """Return the outputs of layers that read x, computed by the operation ``linears`` if they are ``Linear`` and have no hooks.
+
+    Under ``torch.compile`` the layers stay separate.
+    """
+    if torch.compiler.is_compiling() or any(type(each) is not Linear or has_hooks(each) for each in layers):
+        return tuple(each(x) for each in layers)
+    return apply_linears(x, tuple(each.weight for each in layers), tuple(each.bias for each in layers))  # type: ignore[misc]
 
 
 @operation("feed_forward")

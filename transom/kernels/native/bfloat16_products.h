@@ -62,17 +62,69 @@ inline void pack_rows(const Matrix& from, int64_t first, int64_t end, int64_t co
     for (int64_t half = 0; half < 2; half++) _mm512_storeu_ps(sums + half * LANES, _mm512_add_ps(total[half], _mm512_loadu_ps(sums + half * LANES)));
 }
 
-// Packs 32 rows of ``n`` columns as a right operand: a pair of tiles for each panel of 32 columns, ``stride`` bytes after one another.
-inline void pack_columns(const Matrix& from, int64_t first, int64_t end, int64_t column, int64_t n, uint8_t* to, int64_t stride) {
-    for (int64_t panel = 0; panel < n; panel += PANEL, to += stride) pack_rows(from, first, end, column + panel, to, nullptr);
+// Packs 32 rows of ``n`` columns as a right operand: a pair of tiles for each panel of 32 columns, ``stride`` bytes after one another. Adds each
+// column of the rows to ``sums``, unless null.
+inline void pack_columns(const Matrix& from, int64_t first, int64_t end, int64_t column, int64_t n, uint8_t* to, int64_t stride, float* sums = nullptr) {
+    for (int64_t panel = 0; panel < n; panel += PANEL, to += stride)
+        pack_rows(from, first, end, column + panel, to, sums == nullptr ? nullptr : sums + panel);
+}
+
+inline __m512 load_wide(const bf16* numbers) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)numbers)), 16));
+}
+
+// Adds each of 32 columns of 32 rows to ``sums``.
+inline void add_columns(const bf16* rows, int64_t stride, float* sums) {
+    __m512 low = _mm512_loadu_ps(sums), high = _mm512_loadu_ps(sums + LANES);
+    for (int64_t row = 0; row < PANEL; row++, rows += stride) {
+        low = _mm512_add_ps(low, load_wide(rows));
+        high = _mm512_add_ps(high, load_wide(rows + LANES));
+    }
+    _mm512_storeu_ps(sums, low);
+    _mm512_storeu_ps(sums + LANES, high);
+}
+
+// Writes the transpose of 32 rows of 32 numbers. Quarters of rows are loaded so that all shuffles stay within quarters of vectors.
+inline void transpose_block(const bf16* rows, int64_t stride, uint8_t* to) {
+    for (int64_t quarter = 0; quarter < 4; quarter++, rows += 8, to += 8 * 64) {
+        __m512i a[8], b[8];
+        for (int64_t i = 0; i < 8; i++) {  // rows i, i + 8, i + 16 and i + 24
+            const bf16* at = rows + i * stride;
+            a[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i*)at));
+            a[i] = _mm512_mask_broadcast_i32x4(a[i], 0x00f0, _mm_loadu_si128((const __m128i*)(at + 8 * stride)));
+            a[i] = _mm512_mask_broadcast_i32x4(a[i], 0x0f00, _mm_loadu_si128((const __m128i*)(at + 16 * stride)));
+            a[i] = _mm512_mask_broadcast_i32x4(a[i], 0xf000, _mm_loadu_si128((const __m128i*)(at + 24 * stride)));
+        }
+        for (int64_t i = 0; i < 8; i += 2) {
+            b[i] = _mm512_unpacklo_epi16(a[i], a[i + 1]);      // columns 0 to 3
+            b[i + 1] = _mm512_unpackhi_epi16(a[i], a[i + 1]);  // columns 4 to 7
+        }
+        for (int64_t half = 0; half < 2; half++)
+            for (int64_t i = 0; i < 2; i++) {  // pairs of columns, from rows 4i to 4i + 3 of each eight
+                a[4 * half + i] = _mm512_unpacklo_epi32(b[4 * i + half], b[4 * i + half + 2]);
+                a[4 * half + i + 2] = _mm512_unpackhi_epi32(b[4 * i + half], b[4 * i + half + 2]);
+            }
+        for (int64_t pair = 0; pair < 4; pair++) {
+            const __m512i first = a[2 * pair], second = a[2 * pair + 1];
+            _mm512_storeu_si512(to + 2 * pair * 64, _mm512_unpacklo_epi64(first, second));
+            _mm512_storeu_si512(to + (2 * pair + 1) * 64, _mm512_unpackhi_epi64(first, second));
+        }
+    }
 }
 
 // Packs the transpose of 32 rows of ``n`` columns as a left operand. Adds each column of the rows to ``sums``, unless null.
 inline void pack_transposed(const Matrix& from, int64_t first, int64_t end, int64_t column, int64_t n, uint8_t* to, int64_t stride, float* sums) {
-    alignas(64) uint8_t tiles[PAIR];
+    alignas(64) bf16 whole_block[PANEL * PANEL];
     for (int64_t panel = 0; panel < n; panel += PANEL, to += stride) {
-        pack_rows(from, first, end, column + panel, tiles, sums == nullptr ? nullptr : sums + panel);
-        for (int half = 0; half < 2; half++) float_products::transpose_square((const float*)(tiles + half * TILE), LANES, (float*)(to + half * TILE), LANES);
+        const bf16* rows = from.numbers + first * from.stride + column + panel;
+        int64_t apart = from.stride;
+        if (end - first < PANEL || from.columns - column - panel < PANEL) {
+            for (int64_t i = 0; i < PANEL; i++)
+                _mm512_store_si512(whole_block + i * PANEL, load_row(first + i < end ? rows + i * apart : nullptr, from.columns - column - panel));
+            rows = whole_block, apart = PANEL;
+        }
+        transpose_block(rows, apart, to);
+        if (sums != nullptr) add_columns(rows, apart, sums + panel);
     }
 }
 

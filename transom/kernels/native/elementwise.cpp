@@ -284,11 +284,11 @@ int transom_can_use_matrix_unit() {
 
 #ifdef MATRIX_UNIT
 
-// dW = G^T X, or dW += G^T X with ``add``, and db = the sum of G over the rows unless it is null.
-void transom_weight_gradient(
-    const bf16* grad, const bf16* x, float* weight, float* bias, int add, int64_t rows, int64_t outputs, int64_t inputs, int64_t grad_stride,
-    int64_t x_stride, uint8_t* work, int threads) {
-    weight_gradient::compute({{grad, outputs, grad_stride}, {x, inputs, x_stride}, rows, weight, bias, add != 0}, work, threads);
+// For each of ``n`` layers that read x: dW = G^T X, or dW += G^T X with ``add``, and db = the sum of G over the rows unless it is null.
+void transom_weight_gradients(
+    const weight_gradient::Gradient* gradients, int n, const bf16* x, int add, int64_t rows, int64_t inputs, int64_t x_stride, uint8_t* work,
+    int threads) {
+    weight_gradient::compute(gradients, n, {x, inputs, x_stride}, rows, add != 0, work, threads);
 }
 
 // Bytes of ``work`` per thread of the two functions below.
