@@ -1,12 +1,14 @@
 """One step: slices give the same update, padding counts nothing, bad samples are named and change nothing."""
 
 import copy
+import math
 from typing import Any, Literal
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transom.config.model import Seq2SeqConfig
@@ -15,6 +17,7 @@ from transom.data.batch import TranslationBatch, duplicate_batch, translation_ba
 from transom.layers.dropout import keyed_dropout, keyed_rows
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
+from transom.parallel.gradients import clip_norm
 from transom.tasks.translation.schema import TranslationTrainingConfig
 from transom.training.objectives.objective import CrossEntropy, forward_pass, indices_of_true
 from transom.training.objectives.r_drop import choose_text_loss
@@ -223,3 +226,21 @@ def test_two_readings_are_drawn_together_by_the_paper_s_loss() -> None:
     found = train_step.step([batch], 0.01)
     assert apart > 1, "the readings differ"
     assert found.loss == pytest.approx(expected.item() / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.5, 1.0, 3.0, float("inf"), float("nan")])
+def test_clipping_is_that_of_pytorch_and_passes_over_no_gradient_below_the_limit(norm: float) -> None:
+    direction = [torch.randn(3, 4), torch.randn(5)]
+    total = torch.nn.utils.get_total_norm(direction)
+    mine, theirs = ([nn.Parameter(torch.zeros_like(each)) for each in direction] for _ in range(2))
+    for parameters in (mine, theirs):
+        for parameter, each in zip(parameters, direction, strict=True):
+            parameter.grad = each * (norm / total)
+    versions = [parameter.grad._version for parameter in mine if parameter.grad is not None]
+    found = clip_norm([*mine, nn.Parameter(torch.zeros(2))], 1.0)
+    expected = nn.utils.clip_grad_norm_(theirs, 1.0)
+    assert torch.tensor(found).equal(expected) or (math.isnan(found) and expected.isnan())
+    for ours, right in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(ours.grad, right.grad, rtol=0, atol=0, equal_nan=True)
+    if norm < 1:
+        assert [parameter.grad._version for parameter in mine if parameter.grad is not None] == versions

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from transom.config.training import TrainingConfig
 from transom.data.batch import Batch, split_rows
@@ -17,7 +17,7 @@ from transom.layers.dropout import keyed_dropout, keyed_rows, name_dropout_sites
 from transom.models.base import Network
 from transom.parallel.axes.pipeline import Pipeline, split_micro_batches
 from transom.parallel.axes.sequence import split_loss_mask
-from transom.parallel.gradients import Gradients
+from transom.parallel.gradients import Gradients, clip_norm
 from transom.parallel.mesh import SINGLE_RANK, Ranks
 from transom.planning.flops import FROZEN_WEIGHTS_FACTOR
 from transom.planning.freed_memory import FreedMemoryPolicy
@@ -209,7 +209,7 @@ class TrainStep:
         max_norm = self.training.max_grad_norm or float("inf")
         if self.gradients is None:
             self.scaler.unscale_(self.optimizer)
-            return nn.utils.clip_grad_norm_(self.model.parameters(), max_norm).item()
+            return clip_norm(self.model.parameters(), max_norm)
         self.gradients.all_reduce()
         if self.fault_checks is not None and self.fault_checks.is_due(self.n_steps):
             self.fault_checks.compare(self.n_steps + 1, repeat)
