@@ -28,8 +28,7 @@ from torch import Tensor, nn
 
 from benchmarks.measure import describe_environment, faster_peak, matmul_workloads, peak_flops, time_interleaved, write_result
 from benchmarks.shapes import LEARNING_RATE, TRAINING, random_tokens
-from benchmarks.translation import Row, print_table, row, seconds_of, start_workers, with_ratios
-from benchmarks.worker import Worker
+from benchmarks.translation import Row, print_table, row, seconds_of, start_workers, step_memory, with_ratios
 from transom.config.architecture import ModelConfig
 from transom.config.model import AnyModel
 from transom.config.packaged import packaged_presets
@@ -336,9 +335,7 @@ def family_tables(family: Family, rounds: int, threads: int, compiled: bool, pea
                 for system, mode in calls
             ]
     for each in tables.get("training", []):
-        workload = "training", each["mode"]
-        with Worker(*systems[each["system"]], threads=threads, only=workload) as worker:
-            each["step_memory_MiB"] = round(worker.measure_memory(workload) / 2**20)
+        each["step_memory_MiB"] = step_memory(systems[each["system"]], ("training", each["mode"]), threads)
     return {name: print_table(f"{family.name}: {name}", with_ratios(rows)) for name, rows in tables.items()}
 
 

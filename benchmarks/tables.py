@@ -234,11 +234,13 @@ def _by_run(title: str, facts: dict[str, Any], runs: dict[str, list[str]]) -> st
     return "\n".join([f"### {title}: {facts['processor'].split(': ')[1]}\n", *parts])
 
 
-def path_table(result: dict[str, Any]) -> str:
-    """Return the table of training steps by native kernels, ``torch.compile`` and PyTorch's operations."""
-    facts = result["facts"]
-    title = f"### Ways to compute a training step: {facts['processor'].split(': ')[1]}"
-    return f"{title}\n\n{_caption(facts, ('torch',))} Milliseconds per step.\n\n{_markdown_table(result['rows'])}"
+def path_tables(result: dict[str, Any]) -> str:
+    """Return the tables of training steps by native kernels, ``torch.compile`` and PyTorch's operations, by runs."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for measured in result.values():
+        facts = measured["facts"]
+        runs.setdefault(f"{_caption(facts, ('torch',))} Milliseconds per step.", []).append(measured["row"])
+    return _by_run("Ways to compute a training step", facts, {caption: [_markdown_table(rows)] for caption, rows in runs.items()})
 
 
 def gpu_table(result: dict[str, Any]) -> str:
@@ -344,7 +346,7 @@ def render_results() -> str:
         *((path, partial(multi30k_table, language)) for language, path in MULTI30K.items()),
         *((path, family_tables) for path in FAMILIES),
         *((path, budget_tables) for path in BUDGETS),
-        *((path, path_table) for path in TRAINING_PATHS),
+        *((path, path_tables) for path in TRAINING_PATHS),
         (LAYOUTS, layout_tables),
         (PATTERNS, pattern_tables),
         (COMPONENTS, component_tables),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.families import FAMILIES, Family, build_batch, families, training_step
+from benchmarks.families import FAMILIES, Family, build_batch, families, read_earlier, training_step
 from benchmarks.measure import describe_environment, time_interleaved, write_result
 from benchmarks.translation import Row, print_table, seconds_of, start_workers
 from transom.kernels.kernel_registry import KERNELS_VARIABLE
@@ -71,11 +71,12 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(threads)
     environment = describe_environment(" ".join(["python -m benchmarks.training_paths", *(arguments or sys.argv[1:])]), threads, peak)
     print(json.dumps(environment, indent=1))
-    rows = list[Row]()
+    result = read_earlier(args.out, environment)
     for family in families(args.quick):
         if not args.only or family.name in args.only:
-            rows += print_table(f"{family.name}: milliseconds per training step", [measure_family(family, args.rounds, threads)])
-            write_result(args.out, {"facts": environment, "rows": rows})  # now: a later failure loses nothing
+            rows = print_table(f"{family.name}: milliseconds per training step", [measure_family(family, args.rounds, threads)])
+            result[family.name] = {"facts": environment, "row": rows[0]}
+            write_result(args.out, {name: result[name] for name in FAMILIES if name in result})  # now: a later failure loses nothing
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=FAMILIES, help="families to measure (default: all)")
     parser.add_argument("--quick", action="store_true", help="check that everything runs, with tiny shapes and meaningless figures")
     parser.add_argument("--rounds", type=int, default=5, help="timed steps per path")
-    parser.add_argument("--out", type=Path, help="JSON file to write the results to")
+    parser.add_argument("--out", type=Path, help="JSON file of the results, which keeps other families of this processor")
     return parser
 
 

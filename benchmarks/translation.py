@@ -66,8 +66,9 @@ def training_systems(shape: Shape, compiled: bool) -> dict[str, tuple[Any, ...]]
 
 
 def training_table(shape: Shape, rounds: int | None, peak: PeakRates, threads: int, compiled: bool) -> list[Row]:
-    """Time a training step of every system, in target tokens per second."""
-    with start_workers(training_systems(shape, compiled), threads) as timed_calls:
+    """Time a training step of every system, in target tokens per second, and measure its memory."""
+    systems = training_systems(shape, compiled)
+    with start_workers(systems, threads) as timed_calls:
         first = {name: timed_call()[1] for name, timed_call in timed_calls.items()}
         quartiles_of = time_interleaved({name: seconds_of(timed_call) for name, timed_call in timed_calls.items()}, rounds or 5)
     rows = []
@@ -79,9 +80,16 @@ def training_table(shape: Shape, rounds: int | None, peak: PeakRates, threads: i
                 "matmul_utilization": round(rate / peak_flops(peak, mode), 3),
                 "bandwidth_utilization": round(shape.training_bytes / quartiles.median / peak.bandwidth, 3),
                 "first_loss": round(first[system, mode], 3),
+                "step_memory_MiB": step_memory(systems[system], mode, threads),
             }
         )
     return print_table(f"training {shape.name}: {shape.pairs} pairs of {shape.source} and {shape.target} tokens", with_ratios(rows))
+
+
+def step_memory(builder: tuple[Any, ...], workload: Any, threads: int) -> int:
+    """Return the MiB that a training step holds at most beyond what its process held before, in a process of its own."""
+    with Worker(*builder, threads=threads, only=workload) as worker:
+        return round(worker.measure_memory(workload) / 2**20)
 
 
 def decoding_tables(shape: Shape, rounds: int | None, peak: PeakRates, threads: int) -> dict[str, list[Row]]:

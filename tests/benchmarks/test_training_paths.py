@@ -19,11 +19,11 @@ def test_paths_are_timed_and_become_a_table(tmp_path: Path, capsys: pytest.Captu
     out = tmp_path / "paths.json"
     training_paths.main(["--quick", "--only", "bert", "--rounds", "1", "--out", str(out)])
     result = json.loads(out.read_text())
-    (row,) = result["rows"]
+    row = result["bert"]["row"]
     assert row["family"] == "bert" and row["fastest"] in PATHS and all(row[path] > 0 for path in PATHS)
     assert row["first step, compiled"] > row[COMPILED] and "milliseconds per training step" in capsys.readouterr().out
-    page = tables.path_table(result)
-    assert "Ways to compute a training step" in page and "| bert |" in page
+    page = tables.path_tables(result | {"gpt2": {"facts": result["bert"]["facts"], "row": row | {"family": "gpt2"}}})
+    assert "Ways to compute a training step" in page and "| bert |" in page and "| gpt2 |" in page and page.count("Milliseconds") == 1
 
 
 def test_paths_with_other_losses_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,7 @@ def test_a_quick_run_records_results_and_environment(tmp_path: Path, capsys: pyt
         assert max(row["ratio_to_best_peer"] for row in peers) == 1.0
         assert len(peers) < len(rows)
         assert all(row["low"] <= row["tokens_per_second"] <= row["high"] for row in rows)
+    assert all(row["step_memory_MiB"] > 0 for row in result["train"]["tiny"])
     assert "training tiny" in capsys.readouterr().out
 
 
