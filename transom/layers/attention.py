@@ -273,8 +273,8 @@ class Attention(DropoutSite, nn.Module):
 
     def _split_kv(
         self,
-        k: Float[Tensor, "batch length heads_k"],
-        v: Float[Tensor, "batch length heads_v"],
+        k: Float[Tensor, "batch length ..."],
+        v: Float[Tensor, "batch length ..."],
         ctx: AttentionContext,
         value_residual: ValueResidualTerm | None,
     ) -> tuple[KeyValues, Float[Tensor, "batch kv_heads length d_value"]]:

@@ -28,9 +28,9 @@ def apply_linear(
 
 @operation("linears")
 def apply_linears(
-    x: Float[Tensor, "*axes d_in"], weights: tuple[Float[Tensor, "_ d_in"], ...], biases: tuple[Float[Tensor, "_"] | None, ...]
-) -> tuple[Float[Tensor, "*axes _"], ...]:
-    """Compute x W^T + b for each W and b."""
+    x: Float[Tensor, "*axes d_in"], weights: tuple[Float[Tensor, "... d_in"], ...], biases: tuple[Float[Tensor, "..."] | None, ...]
+) -> tuple[Float[Tensor, "..."], ...]:
+    """Compute x W^T + b, (*axes, d_out), for each W, (d_out, d_in), and b, (d_out,)."""
     return tuple(F.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
 
 
@@ -42,7 +42,7 @@ class Linear(nn.Linear):
         return apply_linear(x, self.weight, self.bias)
 
 
-def project(x: Float[Tensor, "*axes d_in"], *layers: nn.Module) -> tuple[Float[Tensor, "*axes _"], ...]:
+def project(x: Float[Tensor, "*axes d_in"], *layers: nn.Module) -> tuple[Float[Tensor, "..."], ...]:
     """Return the outputs of layers that read x, computed by the operation ``linears`` if they are ``Linear`` and have no hooks.
 
     Under ``torch.compile`` the layers stay separate.
