@@ -17,12 +17,11 @@ from transom.data.batch import TranslationBatch, duplicate_batch, translation_ba
 from transom.layers.dropout import keyed_dropout, keyed_rows
 from transom.models.build import build_model
 from transom.models.seq2seq import Seq2SeqTransformer
-from transom.parallel.gradients import clip_norm
 from transom.tasks.translation.schema import TranslationTrainingConfig
 from transom.training.objectives.objective import CrossEntropy, forward_pass, indices_of_true
 from transom.training.objectives.r_drop import choose_text_loss
 from transom.training.optimizer import build_optimizer
-from transom.training.train_step import TrainStep
+from transom.training.train_step import TrainStep, clip_norm
 
 N = 32
 TRAINING = TrainingConfig(optimizer=AdamConfig(), label_smoothing=0.1, max_grad_norm=1.0)

@@ -1,7 +1,6 @@
 """Gradients of a step over all ranks: their sum, and their norm."""
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -14,19 +13,6 @@ from transom.parallel.mesh import Ranks
 
 SUMMED_AXES = ("data", "shard", "expert", "context", "tensor")
 """Axes along which ranks compute gradients of different samples or tokens."""
-
-
-def clip_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Clip the norm of the gradients, and return it as it was before.
-
-    As ``torch.nn.utils.clip_grad_norm_``, but gradients that need no clipping are not multiplied by 1: a pass over memory less.
-    """
-    parameters = [p for p in parameters if p.grad is not None]
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    found = norm.item()
-    if not found + 1e-6 <= max_norm:  # also if it is not a number
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    return found
 
 
 def partial_axes(model: Network, ranks: Ranks) -> dict[str, tuple[str, ...]]:
@@ -57,6 +43,11 @@ class Gradients:
             self._by_axes.setdefault(axes, []).append(parameters[name])
         ranks.create_groups(self._by_axes)
 
+    @property
+    def are_whole(self) -> bool:
+        """Whether each rank holds all gradients of all parameters."""
+        return not any(self._split.values())
+
     def all_reduce(self) -> None:
         """Sum each gradient over the ranks that hold the same shard of the parameter; a rank without a gradient contributes zeros."""
         for axes, parameters in self._by_axes.items():
@@ -74,8 +65,6 @@ class Gradients:
 
         As ``torch.nn.utils.clip_grad_norm_``, which cannot combine parameters of several meshes.
         """
-        if not any(self._split.values()):
-            return clip_norm(self._split, max_norm)
         gradients = [(local(p.grad), split, p in self._counted) for p, split in self._split.items() if p.grad is not None]
         squares = [gradient.double().square().sum() / self._n_holders(split) for gradient, split, counted in gradients if counted]
         norm = math.sqrt(self._ranks.world.all_reduce_scalars(float(sum(squares)))[0])
