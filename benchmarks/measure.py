@@ -97,11 +97,15 @@ def timed(workload: Callable[[], object]) -> Callable[[], float]:
     return run
 
 
+RESTRICTION = "TRANSOM_BENCHMARK_RESTRICTION"
+"""Environment variable in which ``benchmarks.restricted`` notes the command that restricts the processor."""
+
+
 def describe_environment(command: str, threads: int, peak: PeakRates, libraries: Sequence[str] = LIBRARIES) -> dict[str, object]:
     """Return the date, command, machine, versions of the installed libraries and peak rates of a measurement."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": command,
+        "command": " ".join(filter(None, (os.environ.get(RESTRICTION), command))),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": threads,

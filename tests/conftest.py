@@ -74,6 +74,7 @@ ALLOWED_SKIPS: dict[str, str] = {
     "tests/kernels/test_native_decoder_bounds.py": _COMPILED,
     "tests/kernels/test_native_greedy_search.py": _COMPILED,
     "tests/kernels/test_emulated_matrix_unit.py": _COMPILED,
+    "tests/benchmarks/test_restricted.py": "needs unshare, g++ and the permission to create a mount namespace",
     "tests/training/test_resume.py::test_the_heap_checks_see_an_overrun": "needs glibc's heap checks",
     "tests/training/test_resume.py::test_no_altered_tensor_reaches_the_optimizer": "needs glibc's heap checks",
     "tests/kernels/test_kernel_registry.py::test_a_path_is_as_near_its_reference_as_the_table_says": "needs a C++ compiler and AMX",
