@@ -155,27 +155,35 @@ def _backward(
         grad_up, grad_gate = (grad_first, None) if grad_second is None else (grad_second, grad_first)
         for of_outputs, inputs in (({"down": grad[part]}, hidden), ({"up": grad_up, "gate": grad_gate}, x[part])):
             chosen = {name: each for name, each in of_outputs.items() if wanted[name] and each is not None}
-            grads |= _add_weight_gradients(grads, chosen, inputs, on_matrix_unit)
+            grads |= _add_weight_gradients(grads, chosen, inputs, on_matrix_unit, with_bias={"down"} if wanted["down_bias"] else set())
         if wanted["up_bias"] and grad_bias is not None:
             grads["up_bias"] = grad_bias if "up_bias" not in grads else grads["up_bias"].add_(grad_bias)
         if grad_x is not None:
             torch.mm(grad_first, weights.first, out=grad_x[part])
             if grad_second is not None:
                 grad_x[part].addmm_(grad_second, weights.up)
-    if wanted["down_bias"]:
+    if wanted["down_bias"] and "down_bias" not in grads:
         grads["down_bias"] = grad.sum(0, dtype=torch.float32)
     return grads
 
 
-def _add_weight_gradients(totals: dict[str, Tensor], grads: dict[str, Tensor], x: Tensor, on_matrix_unit: bool) -> dict[str, Tensor]:
-    """Return by name the total, which is 0 if it is missing, + G^T X, in float32 ``on_matrix_unit``."""
+def _add_weight_gradients(
+    totals: dict[str, Tensor], grads: dict[str, Tensor], x: Tensor, on_matrix_unit: bool, with_bias: set[str]
+) -> dict[str, Tensor]:
+    """Return by name the total, which is 0 if it is missing, + G^T X; ``on_matrix_unit`` in float32, and sum(G) as ``name_bias``."""
     if not on_matrix_unit:
         return {name: totals[name].addmm_(grad.T, x) if name in totals else grad.T @ x for name, grad in grads.items()}
     if not grads:
         return {}
     add_to = [totals[name] for name in grads if name in totals] or None
-    found = weight_gradients([*grads.values()], x, [False] * len(grads), add_to)
-    return {name: each.weight for name, each in zip(grads, found, strict=True)}
+    sums = dict[str, Tensor]()
+    for name, (weight, bias) in zip(
+        grads, weight_gradients([*grads.values()], x, [name in with_bias for name in grads], add_to), strict=True
+    ):
+        sums[name] = weight
+        if bias is not None:
+            sums[f"{name}_bias"] = bias if add_to is None else totals[f"{name}_bias"].add_(bias)
+    return sums
 
 
 def _project(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:

@@ -87,11 +87,9 @@ def _chunked_loss(
     (n_tokens, d_model), vocab = hidden.shape, weight.shape[0]
     n_padding, unused = -n_tokens % PAD_MULTIPLE, -vocab % _vocab_multiple(hidden)
     w = F.pad(weight.to(dtype), (0, 0, 0, unused)) if unused else weight.to(dtype)
-    h_all, targets = (
-        F.pad(hidden.to(dtype), (0, 0, 0, n_padding)),
-        F.pad(labels, (0, n_padding)),
-    )  # rows of zeros contribute nothing to z^T h
-    w_sum, w_target = w.sum(0, dtype=exact), w[labels]
+    h_all = F.pad(hidden.to(dtype), (0, 0, 0, n_padding))  # rows of zeros contribute nothing to z^T h
+    targets = F.pad(labels, (0, n_padding))
+    w_target = w[labels]
     log_sums, target_logits = hidden.new_empty(2, len(h_all), dtype=exact)
     grad_hidden = hidden.new_empty(len(h_all), d_model, dtype=dtype)
     grad_weight: Tensor | None = None
@@ -118,16 +116,22 @@ def _chunked_loss(
             grad_weight = _add_weight_gradient(grad_weight, z, h, vocab, exact)
     h_all, log_sums, target_logits, grad_hidden = (each[:n_tokens] for each in (h_all, log_sums, target_logits, grad_hidden))
     nll = (log_sums - target_logits).sum()
-    loss = (1 - label_smoothing) * nll + label_smoothing * (log_sums - h_all.to(exact) @ w_sum / vocab).sum() + r_drop * divergence
+    loss = (1 - label_smoothing) * nll + r_drop * divergence
+    if label_smoothing:
+        w_sum = w.sum(0, dtype=exact)
+        loss += label_smoothing * (log_sums - h_all.to(exact) @ w_sum / vocab).sum()
     if not needs_gradients:
         return loss, nll
-    grad_hidden = grad_hidden.to(exact) - (1 - label_smoothing) * w_target - label_smoothing / vocab * w_sum
+    grad_hidden = grad_hidden.to(exact) - (1 - label_smoothing) * w_target
+    if label_smoothing:
+        grad_hidden -= label_smoothing / vocab * w_sum
     if weight_frozen:
         return loss, nll, grad_hidden.to(hidden.dtype)
     if grad_weight is None:  # the batch has no tokens
         grad_weight = torch.zeros_like(weight, dtype=exact)
     grad_weight.index_add_(0, labels, h_all.to(exact), alpha=label_smoothing - 1)
-    grad_weight -= label_smoothing / vocab * h_all.sum(0, dtype=exact)
+    if label_smoothing:
+        grad_weight -= label_smoothing / vocab * h_all.sum(0, dtype=exact)
     return loss, nll, grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype)
 
 
