@@ -241,7 +241,7 @@ class Attention(DropoutSite, nn.Module):
         """
         projected: ProjectedMemory
         if memory is None:
-            q, k, v = project(x, self.q, self.k, self.v)
+            k, v, q = project(x, self.k, self.v, self.q)
             projected, values = self._split_kv(k, v, ctx, value_residual)
         else:
             q = self.q(x)

@@ -84,7 +84,8 @@ inline void add_columns(const bf16* rows, int64_t stride, float* sums) {
     _mm512_storeu_ps(sums + LANES, high);
 }
 
-// Writes the transpose of 32 rows of 32 numbers. Quarters of rows are loaded so that all shuffles stay within quarters of vectors.
+// Writes the transpose of 32 rows of 32 numbers. Quarters of rows are loaded so that all shuffles stay within quarters of vectors. All masks
+// are full: gcc 12 warns of an uninitialized value in its functions without one.
 inline void transpose_block(const bf16* rows, int64_t stride, uint8_t* to) {
     for (int64_t quarter = 0; quarter < 4; quarter++, rows += 8, to += 8 * 64) {
         __m512i a[8], b[8];
@@ -101,13 +102,13 @@ inline void transpose_block(const bf16* rows, int64_t stride, uint8_t* to) {
         }
         for (int64_t half = 0; half < 2; half++)
             for (int64_t i = 0; i < 2; i++) {  // pairs of columns, from rows 4i to 4i + 3 of each eight
-                a[4 * half + i] = _mm512_unpacklo_epi32(b[4 * i + half], b[4 * i + half + 2]);
-                a[4 * half + i + 2] = _mm512_unpackhi_epi32(b[4 * i + half], b[4 * i + half + 2]);
+                a[4 * half + i] = _mm512_maskz_unpacklo_epi32(0xffff, b[4 * i + half], b[4 * i + half + 2]);
+                a[4 * half + i + 2] = _mm512_maskz_unpackhi_epi32(0xffff, b[4 * i + half], b[4 * i + half + 2]);
             }
         for (int64_t pair = 0; pair < 4; pair++) {
             const __m512i first = a[2 * pair], second = a[2 * pair + 1];
-            _mm512_storeu_si512(to + 2 * pair * 64, _mm512_unpacklo_epi64(first, second));
-            _mm512_storeu_si512(to + (2 * pair + 1) * 64, _mm512_unpackhi_epi64(first, second));
+            _mm512_storeu_si512(to + 2 * pair * 64, _mm512_maskz_unpacklo_epi64(0xff, first, second));
+            _mm512_storeu_si512(to + (2 * pair + 1) * 64, _mm512_maskz_unpackhi_epi64(0xff, first, second));
         }
     }
 }
