@@ -45,7 +45,7 @@ class Gradients:
 
     @property
     def are_whole(self) -> bool:
-        """Whether each rank holds all gradients of all parameters."""
+        """Return whether each rank holds all gradients of all parameters."""
         return not any(self._split.values())
 
     def all_reduce(self) -> None:
