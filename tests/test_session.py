@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests import conftest
-from tests.conftest import ALLOWED_SKIPS, LAST, REST, SECONDS, Watch
+from tests.conftest import ALLOWED_SKIPS, LAST, PROBE, REST, SECONDS, Watch
 from tests.size import ROOT
 from tests.test_architecture import trees
 
@@ -18,7 +18,8 @@ def a_report(nodeid: str, outcome: Literal["passed", "skipped"] = "passed", seco
     return pytest.TestReport(nodeid, ("", 0, ""), {}, outcome, None, "call", user_properties=[("processor", seconds)])
 
 
-def test_a_slow_room_is_a_fault_in_the_first_tier() -> None:
+def test_a_slow_room_is_a_fault_in_the_first_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conftest, "probe", lambda: PROBE)
     for first_tier in (True, False):
         watch = Watch(first_tier)
         watch.pytest_runtest_logreport(a_report("tests/layers/test_a.py::test_a", seconds=SECONDS["layers"]))
@@ -26,6 +27,15 @@ def test_a_slow_room_is_a_fault_in_the_first_tier() -> None:
         watch.pytest_runtest_logreport(a_report("tests/layers/test_b.py::test_b", seconds=1))
         assert len(watch.faults()) == first_tier
         assert all("most by tests/layers/test_a.py::test_a (" in fault for fault in watch.faults())
+
+
+def test_a_slower_machine_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conftest, "probe", lambda: 1.5 * PROBE)
+    watch = Watch(first_tier=True)
+    watch.pytest_runtest_logreport(a_report("tests/layers/test_a.py::test_a", seconds=1.4 * SECONDS["layers"]))
+    assert not watch.faults()
+    watch.pytest_runtest_logreport(a_report("tests/layers/test_a.py::test_b", seconds=0.2 * SECONDS["layers"]))
+    assert len(watch.faults()) == 1
 
 
 def test_a_skip_that_is_not_on_the_list_is_a_fault() -> None:

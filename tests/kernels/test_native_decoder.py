@@ -286,6 +286,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 NO_MATRIX_UNIT = ("-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16")
 
 
+@pytest.mark.long  # compiles a library each
 @needs_library
 @pytest.mark.parametrize(
     "flags",
