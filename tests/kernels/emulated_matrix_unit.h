@@ -35,6 +35,7 @@
 #define _tile_dpbf16ps(sums, a, b) emulated::multiply_bfloat16(sums, a, b)
 #define _mm512_dpbf16_ps emulated::multiply_pairs
 #define _mm512_cvtneps_pbh emulated::narrow
+#define UNWATCHED __attribute__((no_sanitize("address", "undefined")))  // sees registers and tiles only; gcc 12 misaligns vectors in watched frames
 #define syscall(...) 0L  // the request for permission succeeds
 
 namespace emulated {
@@ -64,14 +65,14 @@ inline void store(int from, void* to, size_t stride) {
     for (int line = 0; line < 16; line++) std::memcpy((uint8_t*)to + line * stride, tile(from)[line], 64);
 }
 
-inline float upper_half(uint16_t x) {
+UNWATCHED inline float upper_half(uint16_t x) {
     const uint32_t bits = uint32_t(x) << 16;
     float number;
     return std::memcpy(&number, &bits, 4), number;
 }
 
 // To the nearest bfloat16, ties to even; numbers without a normal form become 0.
-inline __m256i narrow(__m512 numbers) {
+UNWATCHED inline __m256i narrow(__m512 numbers) {
     uint32_t bits[16];
     uint16_t halves[16];
     std::memcpy(bits, &numbers, 64);
@@ -84,24 +85,26 @@ inline __m256i narrow(__m512 numbers) {
     return std::memcpy(&result, halves, 32), result;
 }
 
-inline void multiply_int8(int sums, int a, int b) {
+UNWATCHED inline void multiply_int8(int sums, int a, int b) {
+    const auto *left = (const int8_t*)tile(a), *right = (const int8_t*)tile(b);
+    auto* to = (int32_t*)tile(sums);
     for (int row = 0; row < 16; row++)
         for (int k = 0; k < 16; k++)
-            for (int column = 0; column < 16; column++)
-                for (int i = 0; i < 4; i++)
-                    ((int32_t*)tile(sums)[row])[column] += int32_t((int8_t)tile(a)[row][4 * k + i]) * (int8_t)tile(b)[k][4 * column + i];
+            for (int i = 0; i < 4; i++)
+                for (int column = 0; column < 16; column++) to[16 * row + column] += left[64 * row + 4 * k + i] * right[64 * k + 4 * column + i];
 }
 
-inline void multiply_bfloat16(int sums, int a, int b) {
+UNWATCHED inline void multiply_bfloat16(int sums, int a, int b) {
+    const auto *left = (const uint16_t*)tile(a), *right = (const uint16_t*)tile(b);
+    auto* to = (float*)tile(sums);
     for (int row = 0; row < 16; row++)
         for (int k = 0; k < 16; k++)
-            for (int column = 0; column < 16; column++)
-                for (int i = 0; i < 2; i++)
-                    ((float*)tile(sums)[row])[column] +=
-                        upper_half(((uint16_t*)tile(a)[row])[2 * k + i]) * upper_half(((uint16_t*)tile(b)[k])[2 * column + i]);
+            for (int i = 0; i < 2; i++)
+                for (int column = 0; column < 16; column++)
+                    to[16 * row + column] += upper_half(left[32 * row + 2 * k + i]) * upper_half(right[32 * k + 2 * column + i]);
 }
 
-inline __m512 multiply_pairs(__m512 sums, __m512bh a, __m512bh b) {
+UNWATCHED inline __m512 multiply_pairs(__m512 sums, __m512bh a, __m512bh b) {
     uint16_t left[32], right[32];
     std::memcpy(left, &a, 64), std::memcpy(right, &b, 64);
     float lanes[16];

@@ -69,16 +69,12 @@ inline void pack_columns(const Matrix& from, int64_t first, int64_t end, int64_t
         pack_rows(from, first, end, column + panel, to, sums == nullptr ? nullptr : sums + panel);
 }
 
-inline __m512 load_wide(const bf16* numbers) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)numbers)), 16));
-}
-
 // Adds each of 32 columns of 32 rows to ``sums``.
 inline void add_columns(const bf16* rows, int64_t stride, float* sums) {
     __m512 low = _mm512_loadu_ps(sums), high = _mm512_loadu_ps(sums + LANES);
     for (int64_t row = 0; row < PANEL; row++, rows += stride) {
-        low = _mm512_add_ps(low, load_wide(rows));
-        high = _mm512_add_ps(high, load_wide(rows + LANES));
+        low = _mm512_add_ps(low, wide(rows));
+        high = _mm512_add_ps(high, wide(rows + LANES));
     }
     _mm512_storeu_ps(sums, low);
     _mm512_storeu_ps(sums + LANES, high);

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
@@ -24,6 +24,12 @@ ALWAYS_INLINE float wide(bf16 x) {
     std::memcpy(&y, &bits, 4);
     return y;
 }
+
+#ifdef __AVX512F__
+inline __m512 wide(const bf16* x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
+}
+#endif
 
 template <typename T>
 ALWAYS_INLINE T narrow(float x);

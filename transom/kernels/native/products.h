@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "matrix_unit.h"
+#include "numbers.h"
 
 // native_structs.py mirrors this layout.
 extern "C" struct Linear {
@@ -36,10 +37,6 @@ enum Activation : int { NONE = 0, RELU = 1, GELU = 2, GELU_TANH = 3, SILU = 4, S
 inline int up_to(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 inline int bytes_of(Kind kind) { return kind == INT8 ? 1 : kind == BFLOAT16 ? 2 : 4; }
 inline int inner_of_tile(Kind kind) { return 64 / bytes_of(kind); }
-
-inline __m512 wide(const uint16_t* x) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x)), 16));
-}
 
 inline __m512 wide(const uint16_t* x, __mmask16 mask) {
     alignas(32) uint16_t numbers[LANES] = {};
