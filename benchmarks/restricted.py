@@ -64,7 +64,8 @@ def restricted_command(kind: str, command: list[str], folder: Path) -> tuple[lis
     lines = Path("/proc/cpuinfo").read_text(encoding="ascii").splitlines(keepends=True)
     cpuinfo, compiler = folder / "cpuinfo", folder / "g++"
     cpuinfo.write_text("".join(flags.sub("", line) if line.startswith("flags") else line for line in lines), encoding="ascii")
-    compiler.write_text(f'#!/bin/bash\nexec {shlex.quote(str(programs["g++"]))} "${{@/-march=native/-march={restriction.march}}}"\n', encoding="utf-8")
+    gcc = shlex.quote(str(programs["g++"]))
+    compiler.write_text(f'#!/bin/bash\nexec {gcc} "${{@/-march=native/-march={restriction.march}}}"\n', encoding="utf-8")
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
     run = f"mount --bind {shlex.quote(str(cpuinfo))} /proc/cpuinfo && exec {shlex.join(command)}"
     environment = restriction.variables | {"CXX": str(compiler), RESTRICTION: f"python -m benchmarks.restricted {kind}"}
