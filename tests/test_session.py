@@ -18,8 +18,7 @@ def a_report(nodeid: str, outcome: Literal["passed", "skipped"] = "passed", seco
     return pytest.TestReport(nodeid, ("", 0, ""), {}, outcome, None, "call", user_properties=[("processor", seconds)])
 
 
-def test_a_slow_room_is_a_fault_in_the_first_tier(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conftest, "probe", lambda: PROBE)
+def test_a_slow_room_is_a_fault_in_the_first_tier() -> None:
     for first_tier in (True, False):
         watch = Watch(first_tier)
         watch.pytest_runtest_logreport(a_report("tests/layers/test_a.py::test_a", seconds=SECONDS["layers"]))
@@ -29,10 +28,11 @@ def test_a_slow_room_is_a_fault_in_the_first_tier(monkeypatch: pytest.MonkeyPatc
         assert all("most by tests/layers/test_a.py::test_a (" in fault for fault in watch.faults())
 
 
-def test_a_slower_machine_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conftest, "probe", lambda: 1.5 * PROBE)
+def test_a_slower_machine_has_more_time() -> None:
     watch = Watch(first_tier=True)
-    watch.pytest_runtest_logreport(a_report("tests/layers/test_a.py::test_a", seconds=1.4 * SECONDS["layers"]))
+    slow = a_report("tests/layers/test_a.py::test_a", seconds=1.4 * SECONDS["layers"])
+    slow.user_properties.append(("probe", 1.5 * PROBE))
+    watch.pytest_runtest_logreport(slow)
     assert not watch.faults()
     watch.pytest_runtest_logreport(a_report("tests/layers/test_a.py::test_b", seconds=0.2 * SECONDS["layers"]))
     assert len(watch.faults()) == 1
