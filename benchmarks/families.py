@@ -26,7 +26,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from benchmarks.measure import describe_environment, faster_peak, matmul_workloads, peak_flops, time_interleaved, write_result
+from benchmarks.measure import describe_environment, faster_peak, matmul_workloads, peak_flops, read_earlier, time_interleaved, write_models
 from benchmarks.shapes import LEARNING_RATE, TRAINING, random_tokens
 from benchmarks.translation import Row, print_table, row, seconds_of, start_workers, step_memory, with_ratios
 from transom.config.architecture import ModelConfig
@@ -360,13 +360,7 @@ def main(arguments: list[str] | None = None) -> None:
     result = read_earlier(args.out, environment)
     for family in chosen:
         result[family.name] = {"facts": environment, "tables": family_tables(family, args.rounds, threads, not args.no_compile, peak)}
-        write_result(args.out, {name: result[name] for name in FAMILIES if name in result})  # now: a later failure loses nothing
-
-
-def read_earlier(path: Path | None, environment: dict[str, Any]) -> dict[str, Any]:
-    """Return the results of earlier runs in a file, by family: nothing without a file, or if they are of another kind of processor."""
-    earlier: dict[str, Any] = {} if path is None or not path.exists() else json.loads(path.read_text(encoding="utf-8"))
-    return {name: each for name, each in earlier.items() if each["facts"]["processor"] == environment["processor"]}
+        write_models(args.out, result, FAMILIES)
 
 
 FAMILIES = [family.name for family in families(quick=True)]

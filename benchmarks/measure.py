@@ -141,6 +141,17 @@ def write_result(path: Path | None, result: dict[str, Any]) -> None:
         print(f"written: {path}")
 
 
+def read_earlier(path: Path | None, environment: dict[str, Any]) -> dict[str, Any]:
+    """Return the results of earlier runs in a file, by model: nothing without a file, or if they are of another kind of processor."""
+    earlier: dict[str, Any] = {} if path is None or not path.exists() else json.loads(path.read_text(encoding="utf-8"))
+    return {name: each for name, each in earlier.items() if each["facts"]["processor"] == environment["processor"]}
+
+
+def write_models(path: Path | None, result: dict[str, Any], order: Sequence[str]) -> None:
+    """Write results by model in a fixed order; called after each model, so that a later failure keeps the results before it."""
+    write_result(path, {name: result[name] for name in order if name in result})
+
+
 def append_records(path: Path, records: list[dict[str, Any]]) -> None:
     """Append records to a JSON file of results."""
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []

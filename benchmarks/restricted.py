@@ -1,12 +1,12 @@
-"""Run a command as on a processor with fewer instructions.
+"""Run a command with the instruction sets of an older processor.
 
     python -m benchmarks.restricted {avx2,avx512} COMMAND ...
     python -m benchmarks.restricted avx2 python -m benchmarks.training_paths --out benchmarks/results/training_paths-avx2.json
 
 `avx2` has neither AVX-512 nor AMX, and `avx512` has AVX-512 with VNNI, but no bfloat16 instructions. transom and the benchmarks read
 /proc/cpuinfo, which the command sees without the other flags. PyTorch, oneDNN and MKL obey environment variables, and the C++ compiler's
-`-march=native` is replaced. Clock rate, caches and memory are those of this processor, so its figures stand for a kind of processor and
-not for a certain one. Linux only: it needs `unshare` and the permission to create a mount namespace.
+`-march=native` is replaced. Clock rate, caches and memory are those of this processor, so the figures describe a class of processors, not a
+specific model. Linux only: it needs `unshare` and the permission to create a mount namespace.
 """
 
 import argparse
@@ -51,6 +51,15 @@ RESTRICTIONS = {
 }
 
 
+COMPILER = """#!/bin/bash
+for argument in "${{@/-march=native/-march={march}}}"; do
+    case $argument in -mamx-*|-mavx512bf16) ;; *) arguments+=("$argument");; esac
+done
+exec {gcc} "${{arguments[@]}}"
+"""
+"""A compiler without the options that Inductor chooses by the flags of the real processor."""
+
+
 def restricted_command(kind: str, command: list[str], folder: Path) -> tuple[list[str], dict[str, str]]:
     """Write the compiler and the /proc/cpuinfo of ``RESTRICTIONS[kind]`` to a folder; return a command line and its environment.
 
@@ -65,10 +74,11 @@ def restricted_command(kind: str, command: list[str], folder: Path) -> tuple[lis
     cpuinfo, compiler = folder / "cpuinfo", folder / "g++"
     cpuinfo.write_text("".join(flags.sub("", line) if line.startswith("flags") else line for line in lines), encoding="ascii")
     gcc = shlex.quote(str(programs["g++"]))
-    compiler.write_text(f'#!/bin/bash\nexec {gcc} "${{@/-march=native/-march={restriction.march}}}"\n', encoding="utf-8")
+    compiler.write_text(COMPILER.format(gcc=gcc, march=restriction.march), encoding="utf-8")
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
     run = f"mount --bind {shlex.quote(str(cpuinfo))} /proc/cpuinfo && exec {shlex.join(command)}"
-    environment = restriction.variables | {"CXX": str(compiler), RESTRICTION: f"python -m benchmarks.restricted {kind}"}
+    caches = {"XDG_CACHE_HOME": str(folder / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    environment = restriction.variables | caches | {"CXX": str(compiler), RESTRICTION: f"python -m benchmarks.restricted {kind}"}
     return ["unshare", "--map-root-user", "--mount", "sh", "-c", run], dict(os.environ) | environment
 
 

@@ -25,8 +25,17 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import translation
-from benchmarks.families import Family, families, read_earlier, training_systems
-from benchmarks.measure import describe_environment, faster_peak, matmul_workloads, time_interleaved, timed, write_result
+from benchmarks.families import Family, families, training_systems
+from benchmarks.measure import (
+    describe_environment,
+    faster_peak,
+    matmul_workloads,
+    peak_flops,
+    read_earlier,
+    time_interleaved,
+    timed,
+    write_models,
+)
 from benchmarks.shapes import BASE, SMALL, Shape
 from benchmarks.shapes import TINY as TINY_SHAPE
 from benchmarks.translation import Row, print_table, start_workers
@@ -41,11 +50,11 @@ ADAM_BYTES = 28
 
 OUTSIDE = "Python, between operations"
 WEIGHT_GRADIENT = "transom::weight_gradient"
-"""Name under which a profile has the native products for gradients of weights, which belong to the functions that call them otherwise."""
+"""Profile name of the native weight-gradient products, whose time the profiler would otherwise attribute to their caller."""
 
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("optimizer and clipping", ("_fused_adam", "_foreach", "linalg_vector_norm", "clip_grad", "Optimizer")),
-    ("products with weights", ("addmm", "aten::mm", "_linear", "convolution", WEIGHT_GRADIENT)),
+    ("products with weights", ("addmm", "aten::mm", "_linear", "_Linears", "convolution", WEIGHT_GRADIENT)),
     ("products of attention", ("bmm",)),
     ("fused attention", ("scaled_dot_product",)),
     ("compiled loops", ("Compiled", "graph_")),
@@ -167,7 +176,7 @@ def budget_table(model: Family | Shape, found: Mapping[str, StepBudget], peak: P
     of_products = f"limit: {flops / 1e9:,.0f} GFLOP of products at the peak rate"
     adam_bytes = count_parameters(model.config).total * ADAM_BYTES
     kinds = [kind for kind, _ in KINDS] + ["element-wise", OUTSIDE]
-    rates = {name: peak.flops[torch.float32 if "fp32" in name else torch.bfloat16] for name in found}
+    rates = {name: peak_flops(peak, "fp32" if "fp32" in name else "bf16") for name in found}
     rows: dict[str, dict[str, Any]] = {
         **{kind: {name: _milliseconds(each.parts.get(kind, 0.0)) for name, each in found.items()} for kind in kinds},
         PROFILED_STEP: {name: _milliseconds(each.profiled_seconds) for name, each in found.items()},
@@ -199,7 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
                 "steps": {" ".join(name): asdict(each) for name, each in found.items()},
                 "table": budget_table(model, fastest_modes(found), peak_now),
             }
-            write_result(args.out, {name: result[name] for name in MODELS if name in result})  # now: a later failure loses nothing
+            write_models(args.out, result, MODELS)
 
 
 def models(quick: bool) -> list[Family | Shape]:

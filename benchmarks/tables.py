@@ -15,7 +15,7 @@ EXPECTATIONS = FOLDER / "results" / "expectations.json"
 TRANSLATION, LAYOUTS, PATTERNS, COMPONENTS, GPU = (
     FOLDER / "results" / f"{name}.json" for name in ("translation", "layouts", "patterns", "components", "gpu")
 )
-OTHER_TRANSLATIONS, FAMILIES, BUDGETS, TRAINING_PATHS = (
+FURTHER_TRANSLATIONS, FAMILIES, BUDGETS, TRAINING_PATHS = (
     sorted((FOLDER / "results").glob(f"{name}-*.json")) for name in ("translation", "families", "step_budget", "training_paths")
 )
 """Results of one benchmark on different kinds of processors, such as families-avx512.json."""
@@ -25,8 +25,8 @@ BEGIN, END = "<!-- results: written by python -m benchmarks.tables -->\n", "<!--
 NO_RESULTS = "No results yet.\n"
 
 
-def translation_tables(result: dict[str, Any], on_other: bool = False) -> str:
-    """Return the environment and tables of the translation benchmark as Markdown, as of another processor with ``on_other``."""
+def translation_tables(result: dict[str, Any], is_further: bool = False) -> str:
+    """Return the environment and tables of the translation benchmark as Markdown, one level lower with ``is_further``."""
     facts = result["facts"]
     peak = ", ".join(f"{name} {rate:,} GFLOP/s" for name, rate in facts["matmul_gflops"].items())
     parts = [
@@ -34,9 +34,10 @@ def translation_tables(result: dict[str, Any], on_other: bool = False) -> str:
         f" {facts['load_before']} before the run; {', '.join(f'{name} {version}' for name, version in facts['versions'].items())};"
         f" `{facts['command']}`. Measured peak: {peak}; memory bandwidth (read) {facts['read_gbytes']} GB/s.\n"
     ]
-    level = "####" if on_other else "###"
+    level = "####" if is_further else "###"
     parts += [f"{level} {title}\n\n{_markdown_table(rows)}" for title, rows in _tables(result)]
-    head = [f"### The same on another processor: {facts['processor'].split(': ')[1]}\n"] if on_other else []
+    what = ", ".join(label for part, label in (("start", "start"), ("train", "training"), ("decode", "decoding")) if part in result)
+    head = [f"### Another run ({what}): {facts['processor'].split(': ')[1]}\n"] if is_further else []
     return "\n".join([*head, *parts])
 
 
@@ -342,7 +343,7 @@ def render_results() -> str:
     """Return the results section of benchmarks/README.md."""
     sections: list[tuple[Path, Callable[[Any], str]]] = [
         (TRANSLATION, translation_tables),
-        *((path, partial(translation_tables, on_other=True)) for path in OTHER_TRANSLATIONS),
+        *((path, partial(translation_tables, is_further=True)) for path in FURTHER_TRANSLATIONS),
         *((path, partial(multi30k_table, language)) for language, path in MULTI30K.items()),
         *((path, family_tables) for path in FAMILIES),
         *((path, budget_tables) for path in BUDGETS),

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.families import FAMILIES, Family, build_batch, families, read_earlier, training_step
-from benchmarks.measure import describe_environment, time_interleaved, write_result
+from benchmarks.families import FAMILIES, Family, build_batch, families, training_step
+from benchmarks.measure import describe_environment, read_earlier, time_interleaved, write_models
 from benchmarks.translation import Row, print_table, seconds_of, start_workers
 from transom.kernels.kernel_registry import KERNELS_VARIABLE
 from transom.models.build import build_model
@@ -29,11 +29,12 @@ NATIVE, COMPILED, REFERENCE = "native kernels", "torch.compile", "PyTorch's oper
 PATHS = NATIVE, COMPILED, REFERENCE
 
 MAX_LOSS_DIFFERENCE = 0.01
-"""Maximum difference of the first losses of two paths, relative to the loss: one of them computes something else beyond it."""
+"""Maximum relative difference between the first losses of two paths; a larger one means that they compute different things."""
 
 
 def path_workloads(family: Family, path: str) -> dict[str, Callable[[], float]]:
-    """Return a training step by its precision; ``REFERENCE`` holds for the whole process."""
+    """Return the training step of a path, by precision. The environment of the process stays changed."""
+    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # the first step compiles, whatever ran before
     if path == REFERENCE:
         os.environ[KERNELS_VARIABLE] = "reference"
     torch.manual_seed(1)
@@ -76,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
         if not args.only or family.name in args.only:
             rows = print_table(f"{family.name}: milliseconds per training step", [measure_family(family, args.rounds, threads)])
             result[family.name] = {"facts": environment, "row": rows[0]}
-            write_result(args.out, {name: result[name] for name in FAMILIES if name in result})  # now: a later failure loses nothing
+            write_models(args.out, result, FAMILIES)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""What the whole test session keeps to: a time budget a room, one thread a process, and no skip that is not on the list."""
+"""Enforce a budget of processor time per package, one thread per process, and no skips outside ``ALLOWED_SKIPS``."""
 
 import gc
 import os
@@ -40,12 +40,12 @@ SECONDS = {
     "tasks": 40,
     "training": 130,
 }
-"""Most processor seconds that the first tier of a room may take in all, child processes included, where `probe` takes `PROBE` seconds."""
+"""Maximum processor seconds of a package's first-tier tests, child processes included, on a machine where `probe` takes `PROBE` seconds."""
 
 REST = 90
-"""The same for what lies outside the rooms."""
+"""The same for what lies outside the packages."""
 
-PROBE = 0.022
+PROBE = 0.018
 """Processor seconds of `probe` between tests on the machine that the budgets were set on."""
 
 LAST = pytest.StashKey[float]()
@@ -153,10 +153,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-def room_of(path: str) -> str:
-    """Name the room that a test file belongs to.
+def package_of(path: str) -> str:
+    """Name the package that a test file belongs to.
 
-    >>> room_of("tests/data/test_text.py"), room_of("transom/data/text/text.py"), room_of("tests/test_architecture.py")
+    >>> package_of("tests/data/test_text.py"), package_of("transom/data/text/text.py"), package_of("tests/test_architecture.py")
     ('data', 'doctests', 'tests')
     """
     parts = path.split("/")
@@ -171,7 +171,7 @@ def probe() -> float:
 
 
 class Watch:
-    """Fail the session over a room that is too slow or a skip that nobody allowed."""
+    """Fail the session over a package whose tests are too slow or a skip that nobody allowed."""
 
     def __init__(self, first_tier: bool) -> None:
         """Start with nothing spent; budgets hold for the first tier only."""
@@ -184,7 +184,7 @@ class Watch:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up set-up, call and tear-down."""
         seconds = sum(seconds for name, seconds in report.user_properties if name == "processor")
-        self.spent[room_of(report.nodeid.split("::")[0])][report.nodeid] += seconds
+        self.spent[package_of(report.nodeid.split("::")[0])][report.nodeid] += seconds
         self.probes += [seconds for name, seconds in report.user_properties if name == "probe"]
         if report.skipped and not (BY_REFERENCE and _KERNELS_ARE_OUT in str(report.longrepr)):
             self.skipped.add(report.nodeid.split("[")[0])
@@ -199,11 +199,11 @@ class Watch:
         """Say what broke a rule."""
         slowness = max(1.0, fmean(self.probes or [PROBE]) / PROBE)
         slow = [
-            f"room {room}: {tests.total():.0f} s of processor time, its budget is {SECONDS.get(room, REST)} s (tests/conftest.py) "
+            f"package {package}: {tests.total():.0f} s of processor time, its budget is {SECONDS.get(package, REST)} s (tests/conftest.py) "
             f"times {slowness:.2f}, the slowness of this machine; "
             f"most by {', '.join(f'{test} ({seconds:.1f} s)' for test, seconds in tests.most_common(3))}"
-            for room, tests in sorted(self.spent.items())
-            if self.first_tier and tests.total() > SECONDS.get(room, REST) * slowness
+            for package, tests in sorted(self.spent.items())
+            if self.first_tier and tests.total() > SECONDS.get(package, REST) * slowness
         ]
         skips = [
             f"{name} was skipped and is not in ALLOWED_SKIPS (tests/conftest.py)"
@@ -220,8 +220,8 @@ class Watch:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the faults and the time of each package."""
-        totals = Counter({room: tests.total() for room, tests in self.spent.items()})
-        packages = ", ".join(f"{room} {seconds:.0f}" for room, seconds in totals.most_common())
+        totals = Counter({package: tests.total() for package, tests in self.spent.items()})
+        packages = ", ".join(f"{package} {seconds:.0f}" for package, seconds in totals.most_common())
         terminalreporter.write_line(f"processor seconds per package: {packages}; of a probe on average {fmean(self.probes or [0.0]):.3f}")
         for reason, n in self.reasons.items():
             terminalreporter.write_line(f"{n} tests did not run. {reason}")

@@ -18,7 +18,7 @@ def a_report(nodeid: str, outcome: Literal["passed", "skipped"] = "passed", seco
     return pytest.TestReport(nodeid, ("", 0, ""), {}, outcome, None, "call", user_properties=[("processor", seconds)])
 
 
-def test_a_slow_room_is_a_fault_in_the_first_tier() -> None:
+def test_a_slow_package_is_a_fault_in_the_first_tier() -> None:
     for first_tier in (True, False):
         watch = Watch(first_tier)
         watch.pytest_runtest_logreport(a_report("tests/layers/test_a.py::test_a", seconds=SECONDS["layers"]))

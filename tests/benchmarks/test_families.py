@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from benchmarks.families import CLASSES, Family, build_transformers_model, families, read_earlier, transformers_workloads, transom_workloads
+from benchmarks.families import CLASSES, Family, build_transformers_model, families, transformers_workloads, transom_workloads
+from benchmarks.measure import read_earlier
 from benchmarks.tables import family_tables
 from transom.models.build import build_model
 

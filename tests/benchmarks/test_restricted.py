@@ -19,7 +19,7 @@ def is_possible() -> bool:
 pytestmark = pytest.mark.skipif(not is_possible(), reason="needs unshare, mount and g++, and the permission to create a mount namespace")
 
 SHOWN = "import os, sys; from transom.files.cpu_info import cpu_flags; print(*sorted(cpu_flags())); print(os.environ[sys.argv[1]])"
-MACROS = '"$CXX" -march=native -dM -E -x c++ - < /dev/null'
+MACROS = '"$CXX" -march=native -mamx-tile -mavx512bf16 -dM -E -x c++ - < /dev/null'
 
 
 def output_of(kind: str, command: list[str], capfd: pytest.CaptureFixture[str]) -> str:

@@ -151,6 +151,15 @@ def test_a_configuration_that_diverges_is_the_worst_and_does_not_end_the_sweep(t
     assert (tmp_path / "none" / "results.json").exists() and not (tmp_path / "none" / "best.toml").exists()
 
 
+@pytest.mark.long
+def test_test_data_play_no_part(transom: Call, tmp_path: Path) -> None:
+    for n_test in (10, 30):
+        assert transom(*ONE, "--set", f"data.generate.n_test={n_test}", "--out", tmp_path / str(n_test)).code == 0
+    metrics = [metrics_of(tmp_path / folder) for folder in ("10", "30")]
+    assert len(metrics[0]) == 1 and metrics[0] == metrics[1]
+    assert all("test" not in line["kind"] for lines in metrics[0].values() for line in lines)
+
+
 def test_a_metric_of_which_higher_is_better_keeps_the_highest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     search = Sweep("copy", [*TINY, "training.best_checkpoint_metric=bleu"], ["model.dropout=0.0,0.1,0.2,0.3"], 4, 1, 8, tmp_path / "out")
     monkeypatch.setattr(Sweep, "select_by", "bleu")

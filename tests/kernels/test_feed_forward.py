@@ -107,7 +107,7 @@ def test_gradients_of_parts_are_those_of_all_tokens_at_once(gated: bool, monkeyp
 
     whole = gradients()
     monkeypatch.setattr(feed_forward, "CHUNK_BYTES", 2 * 64 * 164)  # four parts of 133 tokens and one of 130
-    monkeypatch.setattr(linear, "MIN_PRODUCTS", 132 * 64 * 24)
+    monkeypatch.setattr(linear, "MIN_MULTIPLICATIONS", 132 * 64 * 24)
     for mine, exact in zip(gradients(), whole, strict=True):
         assert float((mine - exact).float().norm()) <= 0.01 * float(exact.float().norm())
 

@@ -19,7 +19,9 @@ from tests.tiers import every, tiers
 from tests.training.test_activation_checkpointing import CASES, DECODER, SEQ2SEQ, SGD, TRAINING, batch_of
 from transom.checkpoints.run_folder import RunFolder
 from transom.config.model import AnyModel
+from transom.layers.attention import Attention
 from transom.layers.block import Block
+from transom.layers.observe import has_hooks
 from transom.models.base import Network
 from transom.models.build import build_model
 from transom.planning.flops import count_flops
@@ -159,6 +161,14 @@ def test_a_known_cost_is_attributed_to_its_module(checkpointed: bool) -> None:
     assert again < times.backward[FEED_FORWARD] < again + SPIN
     others = [times.forward[each] for each in (ATTENTION, PROJECTIONS, NORMS, EMBEDDING)] + [times.backward[ATTENTION]]
     assert max(others) < SPIN
+
+
+def test_ranges_leave_projections_together() -> None:
+    """A hook of a projection would send it alone to the kernels."""
+    train_step = step_of(DECODER)
+    with step_ranges(train_step):
+        layers = [each for module in train_step.model.modules() if isinstance(module, Attention) for each in (module.q, module.k, module.v)]
+        assert layers and not any(map(has_hooks, layers))
 
 
 def test_operators_are_counted_once() -> None:

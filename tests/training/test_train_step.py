@@ -21,7 +21,7 @@ from transom.tasks.translation.schema import TranslationTrainingConfig
 from transom.training.objectives.objective import CrossEntropy, forward_pass, indices_of_true
 from transom.training.objectives.r_drop import choose_text_loss
 from transom.training.optimizer import build_optimizer
-from transom.training.train_step import TrainStep, clip_norm
+from transom.training.train_step import TrainStep, clip_grad_norm_
 
 N = 32
 TRAINING = TrainingConfig(optimizer=AdamConfig(), label_smoothing=0.1, max_grad_norm=1.0)
@@ -236,7 +236,7 @@ def test_clipping_is_that_of_pytorch_and_passes_over_no_gradient_below_the_limit
         for parameter, each in zip(parameters, direction, strict=True):
             parameter.grad = each * (norm / total)
     versions = [parameter.grad._version for parameter in mine if parameter.grad is not None]
-    found = clip_norm([*mine, nn.Parameter(torch.zeros(2))], 1.0)
+    found = clip_grad_norm_([*mine, nn.Parameter(torch.zeros(2))], 1.0)
     expected = nn.utils.clip_grad_norm_(theirs, 1.0)
     assert torch.tensor(found).equal(expected) or (math.isnan(found) and expected.isnan())
     for ours, right in zip(mine, theirs, strict=True):

@@ -302,13 +302,13 @@ def can_use_fused_attention(q: Tensor, k: Tensor, v: Tensor, args: AttentionArgs
 
 
 BLOCKS = {torch.float32: (16, 64), torch.bfloat16: (32, 128)}
-"""Least and greatest number of queries of a block by dtype."""
+"""Minimum and maximum number of queries of a block by dtype."""
 
 MAX_SCORES = 2**17
 """Maximum number of scores of a block (512 KiB in float32, half of a second-level cache), unless the block is the smallest."""
 
 LANES = 16
-"""Numbers of a vector; the width of a head must be a multiple."""
+"""Floats per AVX-512 vector; d_head and d_value must be multiples."""
 
 MAX_KEYS = 2**15
 """Maximum number of keys; a row of their scores is 128 KiB."""
@@ -383,11 +383,11 @@ def _channels_contiguous(x: Any) -> Any:
 
 
 def _attention_shape(q: Tensor, k: Tensor, v: Tensor, z: Tensor, mask: Tensor | None) -> AttentionStruct:
-    """Describe the tensors; a block is as large as its scores stay in the near caches."""
+    """Describe the tensors; a block has as many queries as keep its scores in the near caches."""
     n_queries, n_keys = q.shape[2], k.shape[2]
     row = -(-n_keys // LANES) * LANES
-    least, greatest = BLOCKS[q.dtype]
-    block = min(max(MAX_SCORES // row, least) // least * least, greatest, n_queries)
+    min_block, max_block = BLOCKS[q.dtype]
+    block = min(max(MAX_SCORES // row, min_block) // min_block * min_block, max_block, n_queries)
     group = q.shape[1] // k.shape[1]
     sizes = (len(q), k.shape[1], group, n_queries, n_keys, q.shape[3], v.shape[3], block, row)
     shown = (0, 0, 0) if mask is None else mask.expand(len(q), q.shape[1], n_queries, n_keys).stride()[:3]

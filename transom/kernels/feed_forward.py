@@ -1,7 +1,7 @@
-"""The position-wise feed-forward network on a CPU: activation, and in float32 bias, in one pass of C++; no stored hidden units.
+"""The position-wise feed-forward network on a CPU: activation (in float32 with the bias) in one pass of C++.
 
-It computes what ``layers.feed_forward.transform_tokens`` does, for some tokens at a time. Only x W_1, in a gated unit also x W_g, is stored
-for the backward pass, which computes the hidden units f(x W_1 + b_1) again.
+It computes what ``layers.feed_forward.transform_tokens`` does, for some tokens at a time. The backward pass recomputes the hidden units from
+the stored first product: x W_1, in bfloat16 with its bias, and in a gated unit x W_g too.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,9 @@ def can_transform_tokens(
     x: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None, down_bias: Tensor | None, gate: Tensor | None, activation: Activation
 ) -> bool:
     """Return whether ``transform_tokens`` applies: many hidden units in bfloat16 or float32 on a CPU, and no bias beside a gate."""
-    if activation not in CODES or (gate is not None and up_bias is not None) or x.numel() // x.shape[-1] * len(up) < MIN_ELEMENTS:
+    if x.dim() < 2 or activation not in CODES or (gate is not None and up_bias is not None):
+        return False
+    if x.numel() // x.shape[-1] * len(up) < MIN_ELEMENTS:
         return False
     if (up_bias is not None and len(up_bias) != len(up)) or (gate is not None and gate.shape != up.shape):
         return False  # PyTorch broadcasts the one and explains the other
@@ -70,7 +72,7 @@ class _Weights(NamedTuple):
 
     @property
     def activation_bias(self) -> Tensor | None:
-        """The bias that is added with the activation: not in bfloat16, in which the sum, and not the product, is to be rounded."""
+        """Bias fused with the activation; None in bfloat16, where the product adds it, so that only the sum is rounded."""
         return self.up_bias if self.up.dtype == torch.float32 else None
 
     @property
@@ -109,7 +111,7 @@ def _reference(x: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None, down
 
 
 def _forward(x: Tensor, weights: _Weights, activation: Activation, keep: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the output, and the products that the backward pass reads: x W_1 and None, or x W_g and x W_1; fewer without ``keep``."""
+    """Return the output, and what the backward pass reads: x W_1 and None, or x W_g and x W_1; of the last part only without ``keep``."""
     shape, x, d_ff = (*x.shape[:-1], len(weights.down)), x.flatten(0, -2), len(weights.up)
     parts = _parts(len(x), d_ff * x.element_size())
     if len(parts) == 1 and x.dtype == torch.bfloat16:
@@ -140,9 +142,8 @@ def _backward(
     grads = {"x": torch.empty_like(x)} if wanted["x"] else {}
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()  # not, for example, that of a sum
     grad, x, grad_x = grad.flatten(0, -2), x.flatten(0, -2), grads["x"].flatten(0, -2) if wanted["x"] else None
-    # sums over parts would be rounded once more in bfloat16
     on_matrix_unit = can_compute_weight_gradient(first, x)
-    exact = x.dtype == torch.float32 or on_matrix_unit
+    exact = x.dtype == torch.float32 or on_matrix_unit  # else sums over parts would be rounded once more
     parts = _parts(len(first), first.shape[1] * x.element_size()) if exact else [slice(0, len(x))]
     buffers = [None if each is None else _rows_like(first, parts[0].stop) for each in (first, first, second)]
     for part in parts:
@@ -170,7 +171,10 @@ def _backward(
 def _add_weight_gradients(
     totals: dict[str, Tensor], grads: dict[str, Tensor], x: Tensor, on_matrix_unit: bool, with_bias: set[str]
 ) -> dict[str, Tensor]:
-    """Return by name the total, which is 0 if it is missing, + G^T X; ``on_matrix_unit`` in float32, and sum(G) as ``name_bias``."""
+    """Return G^T X by name, added in place to ``totals[name]`` if present.
+
+    With ``on_matrix_unit`` they are in float32, and sum(G) is returned as ``{name}_bias`` for the names in ``with_bias``.
+    """
     if not on_matrix_unit:
         return {name: totals[name].addmm_(grad.T, x) if name in totals else grad.T @ x for name, grad in grads.items()}
     if not grads:

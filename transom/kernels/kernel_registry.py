@@ -91,7 +91,7 @@ KERNELS = [
         linear.missing_matrix_unit,
     ),
     Kernel(
-        *("linears", "matrix unit", "linear layers with the same inputs, to each of which ``linear`` on the matrix unit applies"),
+        *("linears", "matrix unit", "linear layers with the same inputs; as ``linear``, with the outputs of all layers together"),
         *(linear.can_use_linears, linear.linears, 4e-3),
         "the inputs are packed once for the gradients of all weights, and the gradients of the inputs are summed by the products",
         linear.missing_matrix_unit,

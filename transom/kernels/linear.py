@@ -103,8 +103,8 @@ def can_use_onednn(weight: Tensor, bias: Tensor | None, activation: Activation |
     return weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and activation in FUSED_ACTIVATIONS and has_bfloat16_products()
 
 
-MIN_PRODUCTS = 1 << 22
-"""Least number of products (rows times inputs times outputs) of a gradient; PyTorch is as fast below it."""
+MIN_MULTIPLICATIONS = 1 << 22
+"""Minimum multiplications (rows x d_in x d_out) of the gradients of weights; PyTorch is as fast below it."""
 
 WORK_BYTES = 5 * 2**18
 """Bytes of a packed operand and of sums per thread, as ``WORK`` in ``weight_gradient.h``."""
@@ -126,7 +126,7 @@ def can_compute_weight_gradient(grad: Tensor, x: Tensor) -> bool:
     """Return whether ``weight_gradient`` applies: many rows in bfloat16 on a CPU with a matrix unit."""
     return (
         grad.dtype == x.dtype == torch.bfloat16
-        and x.numel() * grad.shape[-1] >= MIN_PRODUCTS
+        and x.numel() * grad.shape[-1] >= MIN_MULTIPLICATIONS
         and grad.stride(-1) == x.stride(-1) == 1
         and is_supported(x)
         and missing_matrix_unit() is None
@@ -134,7 +134,7 @@ def can_compute_weight_gradient(grad: Tensor, x: Tensor) -> bool:
 
 
 class WeightGradient(NamedTuple):
-    """Gradients of a linear layer's weight, (d_out, d_in), and bias, (d_out,), in float32; None unless requested."""
+    """Gradients of a linear layer's weight, (d_out, d_in), and bias, (d_out,), in float32; that of the bias is None unless requested."""
 
     weight: Tensor
     bias: Tensor | None
@@ -157,7 +157,8 @@ def weight_gradients(
         add_to: per layer, a contiguous float32 tensor to which G^T X is added, and which is returned; None for new tensors.
     """
     (rows, inputs), threads = x.shape, torch.get_num_threads()
-    assert x.numel() and all(len(grad) == rows and grad.numel() for grad in grads), "checked by can_compute_weight_gradient()"
+    assert x.numel() and all(len(grad) == rows and grad.numel() for grad in grads)
+    assert all(each.dtype == torch.bfloat16 and 1 in (each.shape[1], each.stride(1)) for each in (x, *grads)), "the library reads such rows"
     shapes = [(grad.shape[1], inputs) for grad in grads]
     weights = [x.new_empty(shape, dtype=torch.float32) for shape in shapes] if add_to is None else add_to
     assert [w.shape for w in weights] == shapes and all(w.dtype == torch.float32 and w.is_contiguous() for w in weights)
@@ -175,7 +176,7 @@ def weight_gradients(
 
 
 def _whole(n: int) -> int:
-    """Return the next multiple of 32, the numbers in a line of a tile."""
+    """Round n up to a multiple of 32, the rows or columns of a panel (``PANEL`` in ``bfloat16_products.h``)."""
     return -(-n // 32) * 32
 
 
@@ -185,24 +186,24 @@ class _Linears(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *parameters: Tensor | None) -> tuple[Tensor, ...]:
         weights, biases = parameters[::2], parameters[1::2]
-        narrow = [weight.to(torch.bfloat16) for weight in weights if weight is not None]
-        ctx.save_for_backward(x, *parameters, *narrow)
+        bf16_weights = [weight.to(torch.bfloat16) for weight in weights if weight is not None]
+        ctx.save_for_backward(x, *parameters, *bf16_weights)
         return tuple(
             F.linear(x, weight) if bias is None else linear_16_bit(x, weight, bias.to(torch.bfloat16))
-            for weight, bias in zip(narrow, biases, strict=True)
+            for weight, bias in zip(bf16_weights, biases, strict=True)
         )
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         n = len(grads)
-        x, parameters, narrow = (saved := ctx.saved_tensors)[0], saved[1 : 1 + 2 * n], saved[1 + 2 * n :]
+        x, parameters, bf16_weights = (saved := ctx.saved_tensors)[0], saved[1 : 1 + 2 * n], saved[1 + 2 * n :]
         if needs_double_backward():
             return differentiable_gradients(_reference, (x, *parameters), torch.cat(grads, -1))
         needs_x, needs_weights, needs_biases = ctx.needs_input_grad[0], ctx.needs_input_grad[1::2], ctx.needs_input_grad[2::2]
         flat, flat_x = [grad.flatten(0, -2) for grad in grads], x.flatten(0, -2)
         flat = [grad if grad.stride(-1) == 1 else grad.contiguous() for grad in flat]
         grad_x: Tensor | None = None
-        for grad, weight in zip(flat, narrow, strict=True) if needs_x else ():
+        for grad, weight in zip(flat, bf16_weights, strict=True) if needs_x else ():
             grad_x = grad @ weight if grad_x is None else grad_x.addmm_(grad, weight)
         trained = [i for i in range(n) if needs_weights[i]]
         computed = weight_gradients([flat[i] for i in trained], flat_x, [needs_biases[i] for i in trained]) if trained else []
@@ -219,23 +220,24 @@ def _reference(x: Tensor, *parameters: Tensor | None) -> Tensor:
 
 
 def can_use_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return whether ``linear`` applies: training in bfloat16 by autocast on a CPU with a matrix unit, of many rows."""
-    fit = x.shape[-1] == weight.shape[1] and (bias is None or len(bias) == len(weight))  # else PyTorch explains
+    """Return whether ``linear`` applies, as ``linears`` for one layer."""
+    return can_use_linears(x, (weight,), (bias,))
+
+
+def can_use_linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
+    """Return whether ``linears`` applies: training in bfloat16 by autocast on a CPU with a matrix unit, of many rows."""
+    pairs = zip(weights, biases, strict=True)  # where they do not fit, PyTorch explains
+    fit = all(x.shape[-1] == weight.shape[1] and (bias is None or len(bias) == len(weight)) for weight, bias in pairs)
     return (
         torch.is_grad_enabled()
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") == torch.bfloat16
         and fit
         and x.dim() > 1
-        and x.numel() * len(weight) >= MIN_PRODUCTS
+        and x.numel() * sum(map(len, weights)) >= MIN_MULTIPLICATIONS
         and is_supported(x)
         and missing_matrix_unit() is None
     )
-
-
-def can_use_linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
-    """Return whether ``linears`` applies: ``linear`` does to each layer."""
-    return all(can_use_linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

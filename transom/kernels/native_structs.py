@@ -68,7 +68,7 @@ class AttentionStruct(ctypes.Structure):
 
 
 class GradientStruct(ctypes.Structure):
-    """Gradient of a linear layer's outputs, and its results; mirrors ``Gradient`` in ``weight_gradient.h``."""
+    """Gradient of a linear layer's outputs, and where to write its weight's and bias's; mirrors ``Gradient`` in ``weight_gradient.h``."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("numbers", "weight", "bias")),

@@ -244,7 +244,7 @@ class Attention(DropoutSite, nn.Module):
             k, v, q = project(x, self.k, self.v, self.q)
             projected, values = self._split_kv(k, v, ctx, value_residual)
         else:
-            q = self.q(x)
+            (q,) = project(x, self.q)
             projected, values = self.project_kv(memory, ctx) if isinstance(memory, Tensor) else (memory, memory[-1])
         q = q.unflatten(-1, (-1, self.d_head))  # (rows, query, n_heads, d_head)
         q = q.view(len(projected[0]), -1, *q.shape[2:])  # (batch, n_beams * query, n_heads, d_head); rows = batch in self-attention

@@ -114,7 +114,8 @@ class GatedFeedForward(nn.Module):
         if _can_fuse(self, ctx) and self.gate.bias is None:
             weights = self.up.weight, self.down.weight, self.up.bias, self.down.bias, self.gate.weight
             return transform_tokens(x, *weights, self.activation)
-        hidden = activate(self.gate(x), self.up(x), self.activation)
+        gate, up = project(x, self.gate, self.up)
+        hidden = activate(gate, up, self.activation)
         hidden = observe(ctx, self, "hidden", hidden)
         return self.down(self.dropout(hidden))
 

@@ -60,10 +60,10 @@ class Gradients:
         if self._pipeline is not None:
             self._pipeline.sum_shared_gradients()
 
-    def clip_norm(self, max_norm: float) -> float:
+    def clip_grad_norm_(self, max_norm: float) -> float:
         """Clip the norm of all gradients, each counted once however many ranks hold it; return the norm before clipping.
 
-        As ``torch.nn.utils.clip_grad_norm_``, which cannot combine parameters of several meshes.
+        Like ``torch.nn.utils.clip_grad_norm_``, which cannot combine parameters of several meshes.
         """
         gradients = [(local(p.grad), split, p in self._counted) for p, split in self._split.items() if p.grad is not None]
         squares = [gradient.double().square().sum() / self._n_holders(split) for gradient, split, counted in gradients if counted]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.profiler import record_function
 
+from transom.layers import attention
 from transom.layers.approximations.approximation import Approximation
 from transom.layers.attention import Attention
 from transom.layers.block import Block
@@ -61,7 +62,7 @@ def component_of(module: nn.Module, name: str, outer: str | None) -> str | None:
     if outer == NORMS and name == "ff":
         return FEED_FORWARD
     if outer == ATTENTION and isinstance(module, nn.Linear):
-        return PROJECTIONS
+        return None if name in ("q", "k", "v") else PROJECTIONS  # hooks would separate what ``attention.project`` computes together
     found = next((component for kinds, component in KINDS if isinstance(module, kinds)), None)
     if found is None and outer is None and name and not any(isinstance(each, kinds) for each in module.modules() for kinds, _ in KINDS):
         return OUTPUT  # what a model has outside its stacks, such as a pooler
@@ -92,6 +93,8 @@ def step_ranges(train_step: TrainStep) -> Iterator[None]:
     handles = [handle for module, component in components for handle in _watch(module, component)]
     methods: list[tuple[Any, str, str]] = [(train_step, method, part) for method, part in PARTS.items()]
     recurrent = any(isinstance(module, RecurrentStack) for module in train_step.model.modules())  # some layers have no forward hooks
+    if not compiled:  # a graph is compiled for the function that it found
+        methods.append((attention, "project", _COMPONENT + PROJECTIONS))
     methods.append((train_step.model, "logit_factors", _COMPONENT + (COMPILED if compiled else RECURRENT if recurrent else OTHER)))
     before = [(vars(owner), method, vars(owner).get(method)) for owner, method, _ in methods]
     for owner, method, name in methods:

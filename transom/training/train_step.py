@@ -79,15 +79,15 @@ class _Gradients(NamedTuple):
     own_loss: float
 
 
-def clip_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Clip the norm of the gradients, and return it as it was before.
+def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+    """Clip the gradient norm in place, and return the norm before clipping.
 
-    As ``torch.nn.utils.clip_grad_norm_``, but gradients that need no clipping are not multiplied by 1: a pass over memory less.
+    Like ``torch.nn.utils.clip_grad_norm_``, but without the pass over memory if the norm is small enough.
     """
     parameters = [p for p in parameters if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     found = norm.item()
-    if not found + 1e-6 <= max_norm:  # also if it is not a number
+    if not found + 1e-6 <= max_norm:  # also true for NaN
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return found
 
@@ -226,8 +226,8 @@ class TrainStep:
         self.scaler.unscale_(self.optimizer)
         max_norm = self.training.max_grad_norm or float("inf")
         if self.gradients is None or self.gradients.are_whole:
-            return clip_norm(self.model.parameters(), max_norm)
-        return self.gradients.clip_norm(max_norm)
+            return clip_grad_norm_(self.model.parameters(), max_norm)
+        return self.gradients.clip_grad_norm_(max_norm)
 
     def _record(self, micro_batches: Sequence[Batch], sites: Sequence[str]) -> Iterator[Mapping[str, Sequence[Tensor]]]:
         """Run the model on micro-batches and yield their activations at ``sites``, then make the passes that other ranks need."""

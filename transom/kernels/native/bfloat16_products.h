@@ -80,8 +80,8 @@ inline void add_columns(const bf16* rows, int64_t stride, float* sums) {
     _mm512_storeu_ps(sums + LANES, high);
 }
 
-// Writes the transpose of 32 rows of 32 numbers. Quarters of rows are loaded so that all shuffles stay within quarters of vectors. All masks
-// are full: gcc 12 warns of an uninitialized value in its functions without one.
+// Writes the transpose of 32 rows of 32 numbers. Quarters of rows are loaded so that all shuffles stay within quarters of vectors. The unpacks
+// of 32 and 64 bits have full masks, because gcc 12 warns of an uninitialized value in those without a mask.
 inline void transpose_block(const bf16* rows, int64_t stride, uint8_t* to) {
     for (int64_t quarter = 0; quarter < 4; quarter++, rows += 8, to += 8 * 64) {
         __m512i a[8], b[8];
