@@ -1,7 +1,7 @@
 """The position-wise feed-forward network on a CPU: activation (in float32 with the bias) in one pass of C++.
 
-It computes what ``layers.feed_forward.transform_tokens`` does, for some tokens at a time. The backward pass recomputes the hidden units from
-the stored first product: x W_1, in bfloat16 with its bias, and in a gated unit x W_g too.
+It computes what ``layers.feed_forward.transform_tokens`` does, for some tokens at a time. The backward pass recomputes the hidden units
+from the stored first product: x W_1, in bfloat16 with its bias, and in a gated unit x W_g too.
 """
 
 from collections.abc import Callable
