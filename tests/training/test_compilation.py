@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ from transom.training import compilation, rank_state, setup
 from transom.training.compilation import MIN_SECONDS, choose_compilation, compile_training_passes
 from transom.training.objectives.objective import CrossEntropy
 from transom.training.optimizer import build_optimizer
+from transom.training.task_protocol import Task
 from transom.training.train_step import TrainStep
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -184,11 +186,10 @@ def test_the_forecast_is_that_of_all_steps_at_the_rate_of_eager_training(
     """A step of 3 TFLOP, in three micro-batches, takes 0.12 s at 25 TFLOP/s, a quarter of the peak rate."""
     monkeypatch.setattr(compilation, "compilation_problem", lambda *_: None)
     micro_batches = [0.5e12, 1e12, 1.5e12]
-    task: Any = SimpleNamespace(
-        flops=lambda flops: flops,
-        loader=SimpleNamespace(batches_from=lambda step: iter([(step, micro_batches)])),
-        objective=lambda model: SimpleNamespace(sites=observed),
-    )
+    task = Mock(spec=Task)
+    task.flops = lambda flops: flops
+    task.loader = SimpleNamespace(batches_from=lambda step: iter([(step, micro_batches)]))
+    task.objective = lambda model: SimpleNamespace(sites=observed)
     run = recipe(max_steps=max_steps, max_minutes=max_minutes, compile="auto")
     chosen, notes = setup._choose_compilation(run, task, build_model(MODEL), GPU, 1e14)
     assert chosen.training.compile == compiled
